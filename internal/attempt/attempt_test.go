@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attempt
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/headgate/headgate/inference"
+)
+
+// TestInvariants feeds random events, sensible or not, to a request and checks
+// what must hold of its effects whatever came in: I1 to I4 and I7 of
+// docs/failover.md, and the rule on statuses where tools may have run.
+func TestInvariants(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		spec := Spec{ID: "req_test", Keyed: rapid.Bool().Draw(t, "keyed"), Policy: Policy{
+			MaxAttempts:         rapid.IntRange(0, 4).Draw(t, "max_attempts"),
+			AllowTransportFence: rapid.Bool().Draw(t, "transport_fence"),
+			ExecutesTools:       rapid.Bool().Draw(t, "tools"),
+		}}
+		r := NewRequest(spec)
+		w := watcher{t: t, spec: spec}
+		for range rapid.IntRange(1, 30).Draw(t, "events") {
+			event := drawEvent(t, len(r.attempts))
+			w.see(event, r.Step(time.Unix(0, 0), event))
+			if r.FirstDeltaSent() != (w.committed != 0) {
+				t.Fatalf("first_delta_sent is %v, committed attempt is %d", r.FirstDeltaSent(), w.committed)
+			}
+		}
+		w.settle(r)
+	})
+}
+
+func drawEvent(t *rapid.T, attempts int) Event {
+	n := rapid.IntRange(max(0, attempts-1), attempts+1).Draw(t, "n")
+	if rapid.IntRange(0, 3).Draw(t, "current") > 0 {
+		n = attempts
+	}
+	yes := func(label string) bool { return rapid.Bool().Draw(t, label) }
+	endpoint := rapid.SampledFrom([]inference.EndpointID{"a", "b", "c", "d"}).Draw(t, "endpoint")
+	switch rapid.IntRange(0, 12).Draw(t, "event") {
+	case 0:
+		return Queued{}
+	case 1, 2:
+		return Placed{Endpoint: endpoint}
+	case 3:
+		return Unplaced{inference.Errorf(rapid.SampledFrom(inference.Codes()).Draw(t, "code"), "x")}
+	case 4:
+		return FirstOutput{N: n, Stream: yes("stream")}
+	case 5:
+		return Answered{N: n, Stream: yes("stream"), MarkerMissing: yes("missing")}
+	case 6:
+		return Delivered{N: n}
+	case 7:
+		return WriteFailed{N: n}
+	case 8:
+		if yes("gone") {
+			return ClientGone{}
+		}
+		return Broken{"drawn"}
+	case 9, 10:
+		if yes("denied") {
+			return RetryAnswer{inference.Errorf(inference.RetryBudgetExhausted, "x")}
+		}
+		return RetryAnswer{}
+	}
+	return Evidence{
+		N: n, Kind: Kind(rapid.IntRange(0, int(kinds)+1).Draw(t, "kind")),
+		Status:   rapid.SampledFrom([]int{0, 302, 400, 404, 408, 409, 422, 429, 500, 502, 503, 504, 599}).Draw(t, "status"),
+		Passable: yes("passable"), Stamped: yes("stamped"), Crash: yes("crash"), Alone: yes("alone"),
+	}
+}
+
+// watcher knows only events and effects, nothing of the machine's own fields.
+type watcher struct {
+	t    *rapid.T
+	spec Spec
+
+	dispatched int
+	fenced     int // highest attempt whose gate was closed and connection ended, in that order
+	closed     int
+	committed  int
+	completing int
+	delivered  bool
+	evidence   map[int]Evidence
+	finished   bool
+}
+
+func (w *watcher) see(event Event, effects []Effect) {
+	if w.finished && len(effects) > 0 {
+		w.t.Fatalf("effects after the terminal outcome: %v", effects)
+	}
+	switch e := event.(type) {
+	case Delivered:
+		w.delivered = w.completing != 0 && e.N == w.completing
+	case Evidence:
+		if w.evidence == nil {
+			w.evidence = map[int]Evidence{}
+		}
+		if _, seen := w.evidence[e.N]; !seen && e.N == w.dispatched {
+			w.evidence[e.N] = e
+		}
+	}
+	for _, effect := range effects {
+		w.check(effect)
+	}
+}
+
+func (w *watcher) check(effect Effect) {
+	if w.finished {
+		w.t.Fatalf("%T after finish", effect)
+	}
+	switch e := effect.(type) {
+	case Dispatch:
+		switch {
+		case w.committed != 0:
+			w.t.Fatalf("I2: attempt %d dispatched after the first delta", e.N)
+		case w.dispatched > w.fenced:
+			w.t.Fatalf("I3: attempt %d dispatched before attempt %d was fenced", e.N, w.dispatched)
+		case e.N != w.dispatched+1:
+			w.t.Fatalf("attempt %d follows attempt %d", e.N, w.dispatched)
+		case e.N > max(w.spec.Policy.MaxAttempts, 1)+1:
+			w.t.Fatalf("I7: attempt %d of at most %d and one resend", e.N, w.spec.Policy.MaxAttempts)
+		case w.spec.Policy.ExecutesTools && !e.Fresh:
+			w.t.Fatalf("attempt %d may run tools and may meet a stale connection", e.N)
+		}
+		w.dispatched = e.N
+	case CloseGate:
+		w.closed = e.N
+	case Cancel:
+		if w.closed < e.N {
+			w.t.Fatalf("attempt %d cancelled before its gate was closed", e.N)
+		}
+		w.fenced = e.N
+	case Commit:
+		if w.committed != 0 || e.N != w.dispatched || w.closed >= e.N {
+			w.t.Fatalf("I1: attempt %d committed after %d (dispatched %d, closed %d)", e.N, w.committed, w.dispatched, w.closed)
+		}
+		w.committed = e.N
+	case Complete:
+		if e.N != w.committed {
+			w.t.Fatalf("I1: attempt %d completes the answer of %d", e.N, w.committed)
+		}
+		w.completing = e.N
+	case Respond:
+		w.before(effect)
+		w.harmless(e)
+	case PassThrough:
+		w.before(effect)
+	case EndStream, Abort:
+		if w.committed == 0 {
+			w.t.Fatalf("%T with nothing committed", effect)
+		}
+	case Finish:
+		w.finished = true
+		if (e.Outcome == inference.Completed) != w.delivered {
+			w.t.Fatalf("I4: outcome %s, delivered %v", e.Outcome, w.delivered)
+		}
+	}
+}
+
+func (w *watcher) before(effect Effect) {
+	if w.committed != 0 {
+		w.t.Fatalf("%T after the first delta", effect)
+	}
+}
+
+// harmless: no status that SDKs resend, where tools may have run.
+func (w *watcher) harmless(e Respond) {
+	if !w.spec.Policy.ExecutesTools || w.spec.Keyed || w.dispatched == 0 {
+		return
+	}
+	if ev, ok := w.evidence[w.dispatched]; ok {
+		switch ev.Kind {
+		case ConnectRefused, NameGone, TLSFailed, Unwritten:
+			return
+		case Answer:
+			if ev.Status == 429 || ev.Status == 503 || ev.Stamped && (ev.Status == 502 || ev.Status == 504) {
+				return
+			}
+		}
+	}
+	if s := e.Err.HTTPStatus(); s == 408 || s == 409 || s == 429 || s >= 500 {
+		w.t.Fatalf("status %d after tools may have run", s)
+	}
+}
+
+// settle: when the client leaves, every request ends, its last attempt fenced.
+func (w *watcher) settle(r *Request) {
+	w.see(ClientGone{}, r.Step(time.Unix(0, 0), ClientGone{}))
+	if !w.finished || r.Outcome() == inference.NoOutcome {
+		w.t.Fatalf("the request did not end: %s", r.Phase())
+	}
+}
+
+// TestClassifier has a row for each row of the table in docs/failover.md.
+func TestClassifier(t *testing.T) {
+	const text, tools, loose = 0, 1, 2
+	policies := [...]Policy{text: {}, tools: {ExecutesTools: true}, loose: {AllowTransportFence: true}}
+	rows := []struct {
+		evidence Evidence
+		verdict  inference.Verdict
+		proofs   [3]inference.Proof // text, tools, text with allow_transport_fence
+	}{
+		{Evidence{Kind: ConnectRefused}, inference.NotStarted, all(inference.ProofNotStarted)},
+		{Evidence{Kind: NameGone}, inference.NotStarted, all(inference.ProofNotStarted)},
+		{Evidence{Kind: TLSFailed}, inference.NotStarted, all(inference.ProofNotStarted)},
+		{Evidence{Kind: Unwritten}, inference.NotStarted, all(inference.ProofNotStarted)},
+		{Evidence{Kind: EngineExited}, inference.Dead, all(inference.ProofDead)},
+		{Evidence{Kind: ContainerTerminated}, inference.Dead, all(inference.ProofDead)},
+		{Evidence{Kind: NewIncarnation}, inference.Dead, all(inference.ProofDead)},
+		{Evidence{Kind: PeerClosed}, inference.Closed, textOnly},
+		{Evidence{Kind: PeerReset}, inference.Closed, textOnly},
+		{Evidence{Kind: StaleConnection}, inference.Closed, textOnly},
+		{Evidence{Kind: ConnectTimeout}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: NoRoute}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: GuardLost}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: ProbesFail}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: EndpointRemoved}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: Unknown}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: kinds + 1}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: FirstOutputLimit}, inference.Overloaded, all(inference.NoProof)},
+		{Evidence{Kind: IdleLimit}, inference.Overloaded, all(inference.NoProof)},
+		{Evidence{Kind: TotalLimit}, inference.Overloaded, all(inference.NoProof)},
+		{Evidence{Kind: Answer, Status: 302}, inference.Refused, all(inference.NoProof)},
+		{Evidence{Kind: Answer, Status: 400}, inference.Refused, all(inference.NoProof)},
+		{Evidence{Kind: Answer, Status: 404}, inference.Refused, all(inference.NoProof)},
+		{Evidence{Kind: Answer, Status: 422}, inference.Refused, all(inference.NoProof)},
+		{Evidence{Kind: Answer, Status: 429}, inference.Ended, all(inference.ProofEnded)},
+		{Evidence{Kind: Answer, Status: 503}, inference.Ended, all(inference.ProofEnded)},
+		{Evidence{Kind: Answer, Status: 502}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: Answer, Status: 504}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: Answer, Status: 502, Stamped: true}, inference.Ended, all(inference.ProofEnded)},
+		{Evidence{Kind: Answer, Status: 504, Stamped: true}, inference.Ended, all(inference.ProofEnded)},
+		{Evidence{Kind: Answer, Status: 500}, inference.EngineError, all(inference.ProofEnded)},
+		{Evidence{Kind: Answer, Status: 501}, inference.EngineError, all(inference.ProofEnded)},
+		{Evidence{Kind: ErrorEvent, Status: 400}, inference.Refused, all(inference.NoProof)},
+		{Evidence{Kind: ErrorEvent, Status: 500}, inference.EngineError, all(inference.ProofEnded)},
+		{Evidence{Kind: ErrorEvent}, inference.EngineError, all(inference.ProofEnded)},
+		{Evidence{Kind: Garbage}, inference.EngineError, all(inference.ProofEnded)},
+		{Evidence{Kind: Incomplete}, inference.EngineError, all(inference.ProofEnded)},
+	}
+	seen := map[Kind]bool{}
+	for _, row := range rows {
+		seen[row.evidence.Kind] = true
+		for i, policy := range policies {
+			v := classify(row.evidence, policy, inference.FenceTransport)
+			if v != row.verdict {
+				t.Errorf("%s %d: verdict %s, want %s", row.evidence.Kind, row.evidence.Status, v, row.verdict)
+			}
+			if got := proof(v, policy); got != row.proofs[i] {
+				t.Errorf("%s %d, policy %+v: proof %q, want %q", row.evidence.Kind, row.evidence.Status, policy, got, row.proofs[i])
+			}
+		}
+	}
+	for k := range kinds {
+		if !seen[k] && k != PodGone {
+			t.Errorf("no row for %s", k)
+		}
+	}
+}
+
+func TestPodGoneIsProofOnlyWithoutGuardAndTools(t *testing.T) {
+	for _, row := range []struct {
+		policy Policy
+		fence  inference.FenceLevel
+		want   inference.Verdict
+	}{
+		{Policy{}, inference.FenceTransport, inference.Closed},
+		{Policy{ExecutesTools: true}, inference.FenceTransport, inference.Uncertain},
+		{Policy{}, inference.FenceLease, inference.Uncertain},
+	} {
+		if got := classify(Evidence{Kind: PodGone}, row.policy, row.fence); got != row.want {
+			t.Errorf("%+v %s: %s, want %s", row.policy, row.fence, got, row.want)
+		}
+	}
+}
+
+func all(p inference.Proof) [3]inference.Proof { return [3]inference.Proof{p, p, p} }
+
+var (
+	textOnly  = [3]inference.Proof{inference.ProofTransport, inference.NoProof, inference.ProofTransport}
+	looseOnly = [3]inference.Proof{inference.NoProof, inference.NoProof, inference.ProofTransport}
+)
