@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"time"
+
+	"github.com/headgate/headgate/inference"
+)
+
+// How an endpoint that fails is kept away and let back.
+const (
+	ejectMin     = time.Second      // after a first failure; doubled by each further one
+	ejectMax     = 30 * time.Second // and the longest pause an engine may ask for
+	errorsMax    = 3                // answered errors in a row before they count as a failure
+	rampTime     = 30 * time.Second // from the first success to a full share
+	rampFloor    = 0.1              // the share at its begin
+	ghostsMax    = 256              // remembered quick errors per endpoint
+	ghostTimeMax = 30 * time.Second
+)
+
+// standing ranks endpoints by their recent past; the least is preferred.
+type standing int
+
+const (
+	onTrial standing = iota // its ejection is over: one first attempt finds out
+	good
+	ramping // back, and this time its turn is given to another
+	ejected
+)
+
+// account is what the book knows of one endpoint.
+type account struct {
+	inflight int
+	gone     bool // left the pool; dropped at the last release
+
+	failures     int // since the last success
+	errors       int // answered errors since the last success
+	ejectedUntil time.Time
+	heldUntil    time.Time // by the engine's own Retry-After
+	recoveredAt  time.Time // first success after an ejection, zero when long ago
+
+	// ghosts are the ends of times for which quick errors still count as load.
+	// An engine that answers errors at once is always idle, and least load
+	// would send it everything; so an error holds its place as long as a
+	// typical answer would have.
+	ghosts []time.Time
+}
+
+// standing places the endpoint for one choice. A retry is no occasion for a
+// trial, and draw, in [0, 1), decides whether a ramping endpoint takes its turn.
+func (a *account) standing(now time.Time, retry bool, draw float64) standing {
+	switch {
+	case a.failures == 0:
+		if draw < a.share(now) {
+			return good
+		}
+		return ramping
+	case now.Before(a.ejectedUntil) || a.inflight > 0 || retry:
+		return ejected
+	}
+	return onTrial
+}
+
+// share grows from a tenth to one while an endpoint comes back.
+func (a *account) share(now time.Time) float64 {
+	back := float64(now.Sub(a.recoveredAt)) / float64(rampTime)
+	return min(rampFloor+(1-rampFloor)*max(back, 0), 1)
+}
+
+// load is what the endpoint carries, in requests.
+func (a *account) load(now time.Time) int {
+	live := a.ghosts[:0]
+	for _, end := range a.ghosts {
+		if now.Before(end) {
+			live = append(live, end)
+		}
+	}
+	a.ghosts = live
+	return a.inflight + len(a.ghosts)
+}
+
+func (a *account) report(now time.Time, o Outcome, typical time.Duration) {
+	if o.RetryAfter > 0 {
+		a.heldUntil = now.Add(min(o.RetryAfter, ejectMax))
+	}
+	switch o.Verdict {
+	case inference.Finished:
+		if a.failures > 0 {
+			a.recoveredAt = now
+		}
+		a.failures, a.errors = 0, 0
+		return
+	case inference.ClientGone:
+		return
+	case inference.Refused:
+		// A client's mistake says nothing about the engine's health.
+		a.haunt(now, o.Took, typical)
+		return
+	case inference.EngineError, inference.Ended:
+		// One 500 may be this request's fault, and a busy engine refuses some
+		// while it serves others; a row of errors is the engine's own.
+		a.haunt(now, o.Took, typical)
+		if a.errors++; a.errors < errorsMax {
+			return
+		}
+	}
+	a.failures++
+	backoff := ejectMax
+	if a.failures <= 5 {
+		backoff = min(ejectMin<<(a.failures-1), ejectMax)
+	}
+	a.ejectedUntil = now.Add(backoff)
+}
+
+// haunt keeps a quick error's place taken for as long as a typical answer.
+func (a *account) haunt(now time.Time, took, typical time.Duration) {
+	if rest := min(typical, ghostTimeMax) - took; rest > 0 && len(a.ghosts) < ghostsMax {
+		a.ghosts = append(a.ghosts, now.Add(rest))
+	}
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/fleet"
+)
+
+var start = time.Unix(1_000_000, 0)
+
+func newPool(n int) *fleet.Pool {
+	pool := &fleet.Pool{Name: "p"}
+	for i := range n {
+		pool.Endpoints = append(pool.Endpoints, endpoint(fmt.Sprintf("http://10.0.0.%d:8000", i+1)))
+	}
+	return pool
+}
+
+func endpoint(raw string) inference.Endpoint {
+	u, err := url.Parse(raw)
+	if err != nil {
+		panic(err)
+	}
+	return fleet.NewEndpoint(u, "")
+}
+
+func newBook(c Config) *Book { return NewBook(c, rand.New(rand.NewPCG(1, 2))) }
+
+func reserve(t *testing.T, b *Book, now time.Time, pool *fleet.Pool, ask Ask) *Reservation {
+	t.Helper()
+	r, err := b.Reserve(now, pool, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestEqualEndpointsShareEvenly(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(4)
+	got := map[inference.EndpointID]int{}
+	for range 200 {
+		r := reserve(t, b, start, pool, Ask{})
+		got[r.Endpoint.ID]++
+		r.Release()
+	}
+	for id, n := range got {
+		if n < 30 || n > 70 {
+			t.Errorf("%s got %d of 200 requests one after another, want 50±20", id, n)
+		}
+	}
+}
+
+func TestLeastInFlightWins(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(3)
+	for range 30 {
+		reserve(t, b, start, pool, Ask{})
+	}
+	for _, s := range b.Status(start, pool) {
+		if s.InFlight != 10 {
+			t.Errorf("%s has %d in flight, want 10", s.Endpoint, s.InFlight)
+		}
+	}
+}
+
+func TestReleaseCountsOnce(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(1)
+	r := reserve(t, b, start, pool, Ask{})
+	r.Release()
+	r.Release()
+	if n := b.Status(start, pool)[0].InFlight; n != 0 {
+		t.Errorf("in flight %d, want 0", n)
+	}
+}
+
+func TestExcludedEndpointIsNeverChosen(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(2)
+	for range 50 {
+		r := reserve(t, b, start, pool, Ask{Exclude: []inference.EndpointID{pool.Endpoints[0].ID}, Retry: true})
+		if r.Endpoint.ID == pool.Endpoints[0].ID {
+			t.Fatal("the excluded endpoint was chosen")
+		}
+	}
+	_, err := b.Reserve(start, pool, Ask{Exclude: []inference.EndpointID{pool.Endpoints[0].ID, pool.Endpoints[1].ID}})
+	if err == nil || err.Code != inference.NoEndpoints {
+		t.Errorf("got %v, want no_endpoints", err)
+	}
+}
+
+func TestRetryPrefersTheSameRevision(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(3)
+	pool.Endpoints[2].Revision = "r2"
+	for range 20 {
+		if r := reserve(t, b, start, pool, Ask{PreferRevision: "r2", Retry: true}); r.Endpoint.Revision != "r2" {
+			t.Fatalf("chose revision %q", r.Endpoint.Revision)
+		}
+	}
+}
+
+func TestFailedEndpointIsEjectedTriedAndLetBackSlowly(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(2)
+	bad := pool.Endpoints[0].ID
+	b.Report(start, Outcome{Endpoint: bad, Verdict: inference.NotStarted})
+	share := func(now time.Time) int {
+		n := 0
+		for range 100 {
+			r := reserve(t, b, now, pool, Ask{})
+			if r.Endpoint.ID == bad {
+				n++
+			}
+			r.Release()
+		}
+		return n
+	}
+	if n := share(start.Add(900 * time.Millisecond)); n != 0 {
+		t.Errorf("an ejected endpoint got %d of 100", n)
+	}
+
+	// Its time is over: the next first attempt is its trial, and only that one.
+	now := start.Add(1100 * time.Millisecond)
+	if r := reserve(t, b, now, pool, Ask{Retry: true}); r.Endpoint.ID == bad {
+		t.Error("a retry was used as a trial")
+	}
+	trial := reserve(t, b, now, pool, Ask{})
+	if trial.Endpoint.ID != bad {
+		t.Fatal("no trial")
+	}
+	if n := share(now); n != 0 {
+		t.Errorf("%d more requests joined the trial", n)
+	}
+	trial.Release()
+	b.Report(now, Outcome{Endpoint: bad, Verdict: inference.Closed})
+	if n := share(now.Add(1500 * time.Millisecond)); n != 0 {
+		t.Errorf("a second failure in a row must double the wait; got %d of 100", n)
+	}
+
+	now = now.Add(2100 * time.Millisecond)
+	trial = reserve(t, b, now, pool, Ask{})
+	trial.Release()
+	b.Report(now, Outcome{Endpoint: bad, Verdict: inference.Finished, Took: time.Second})
+	early, late := share(now), share(now.Add(rampTime))
+	if early == 0 || early > 20 || late < 30 {
+		t.Errorf("after recovery it got %d of 100 at once and %d later, want about 5 and 50", early, late)
+	}
+}
+
+func TestEverythingEjectedStillServes(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(2)
+	for _, e := range pool.Endpoints {
+		b.Report(start, Outcome{Endpoint: e.ID, Verdict: inference.Closed})
+	}
+	reserve(t, b, start, pool, Ask{})
+}
+
+// A dead-but-fast engine is always idle, so least load alone would send it
+// everything.
+func TestQuickErrorsDoNotAttractTraffic(t *testing.T) {
+	for _, verdict := range []inference.Verdict{inference.Refused, inference.EngineError, inference.Ended} {
+		t.Run(verdict.String(), func(t *testing.T) {
+			b, pool := newBook(Config{Retry: BudgetConfig{Ratio: 1, MinPerSecond: 1}}), newPool(3)
+			bad := pool.Endpoints[0].ID
+			toBad := 0
+			var running []*Reservation
+			now := start
+			for i := range 300 {
+				now = now.Add(10 * time.Millisecond)
+				r := reserve(t, b, now, pool, Ask{})
+				if r.Endpoint.ID == bad {
+					toBad++
+					r.Release()
+					b.Report(now, Outcome{Endpoint: bad, Verdict: verdict, Took: time.Millisecond})
+				} else {
+					running = append(running, r)
+				}
+				// Healthy answers take a second.
+				if i >= 100 && len(running) > 0 {
+					running[0].Release()
+					b.Report(now, Outcome{Endpoint: running[0].Endpoint.ID, Verdict: inference.Finished, Took: time.Second})
+					running = running[1:]
+				}
+			}
+			if toBad > 110 {
+				t.Errorf("the failing engine got %d of 300, more than its share", toBad)
+			}
+			if verdict != inference.Refused && toBad > 12 {
+				t.Errorf("an engine that only fails got %d of 300", toBad)
+			}
+		})
+	}
+}
+
+func TestClientErrorsNeverEject(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(3)
+	for range 50 {
+		for _, e := range pool.Endpoints {
+			b.Report(start, Outcome{Endpoint: e.ID, Verdict: inference.Refused, Took: time.Millisecond})
+			b.Report(start, Outcome{Endpoint: e.ID, Verdict: inference.ClientGone})
+		}
+	}
+	for _, s := range b.Status(start, pool) {
+		if s.Ejected {
+			t.Errorf("%s was ejected by its clients' mistakes", s.Endpoint)
+		}
+	}
+}
+
+func TestRetryAfterIsKept(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(2)
+	b.Report(start, Outcome{Endpoint: pool.Endpoints[0].ID, Verdict: inference.Ended, RetryAfter: 2 * time.Second})
+	for range 20 {
+		if r := reserve(t, b, start.Add(1900*time.Millisecond), pool, Ask{}); r.Endpoint.ID == pool.Endpoints[0].ID {
+			t.Fatal("used before its Retry-After passed")
+		}
+	}
+	b.Report(start, Outcome{Endpoint: pool.Endpoints[1].ID, Verdict: inference.Ended, RetryAfter: time.Hour})
+	_, err := b.Reserve(start.Add(time.Second), pool, Ask{})
+	if err == nil || err.Code != inference.Shed || err.RetryAfter != time.Second {
+		t.Errorf("got %v (retry after %v), want shed and the shortest rest, 1s", err, err.RetryAfter)
+	}
+	reserve(t, b, start.Add(ejectMax), pool, Ask{})
+}
+
+func TestRetryCost(t *testing.T) {
+	pool := newPool(2)
+	b := newBook(Config{Retry: BudgetConfig{MinPerSecond: 1}, RetryCost: CostLimit{PromptTokens: 1000, Prefill: time.Second}})
+	code := func(tokens int) inference.Code {
+		if err := b.Retry(start, pool, Ask{Retry: true}, inference.Tokens{N: tokens}); err != nil {
+			return err.Code
+		}
+		return ""
+	}
+	if c := code(1001); c != inference.RetryTooExpensive {
+		t.Errorf("1001 tokens: %q", c)
+	}
+	if c := code(900); c != "" {
+		t.Errorf("900 tokens with nothing learned: %q", c)
+	}
+	b.FirstOutput(inference.Tokens{N: 1000}, 2*time.Second)
+	if c := code(900); c != inference.RetryTooExpensive {
+		t.Errorf("900 tokens at 2 ms each: %q", c)
+	}
+	if c := code(100); c != "" {
+		t.Errorf("100 tokens at 2 ms each: %q", c)
+	}
+}
+
+func TestRetryWithoutAnotherEndpointSpendsNothing(t *testing.T) {
+	pool := newPool(1)
+	b := newBook(Config{Retry: BudgetConfig{MinPerSecond: 0.1}})
+	ask := Ask{Exclude: []inference.EndpointID{pool.Endpoints[0].ID}, Retry: true}
+	for range 5 {
+		if err := b.Retry(start, pool, ask, inference.Tokens{}); err == nil || err.Code != inference.NoEndpoints {
+			t.Fatalf("got %v, want no_endpoints", err)
+		}
+	}
+	if err := b.Retry(start, pool, Ask{Retry: true}, inference.Tokens{}); err != nil {
+		t.Errorf("the budget was spent on retries that could not happen: %v", err)
+	}
+}
+
+// TestBudgetNeverExceeded: in any window, retries are at most what first
+// attempts and time have added, plus the initial fill.
+func TestBudgetNeverExceeded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		config := BudgetConfig{
+			Ratio:        rapid.Float64Range(0, 1).Draw(t, "ratio"),
+			MinPerSecond: rapid.Float64Range(0, 5).Draw(t, "min"),
+		}
+		b := newBudget(config)
+		now, firsts, retries := start, 0, 0
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(-100, 3000).Draw(t, "ms")) * time.Millisecond)
+			if rapid.Bool().Draw(t, "first") {
+				b.first(now)
+				firsts++
+			} else if b.take(now) {
+				retries++
+			}
+			if b.tokens < 0 || b.tokens > b.limit()+1e-9 {
+				t.Fatalf("tokens %v of %v", b.tokens, b.limit())
+			}
+		}
+		// The clock may step back; what it adds is bounded by the sum of its steps forward.
+		allowed := config.MinPerSecond*(budgetWindow+600) + config.Ratio*float64(firsts)
+		if float64(retries) > allowed {
+			t.Fatalf("%d retries, allowed %v", retries, allowed)
+		}
+	})
+}
+
+func TestBudgetForgetsTheQuietNight(t *testing.T) {
+	b := newBudget(BudgetConfig{Ratio: 0.2, MinPerSecond: 1})
+	now := start
+	for range 1000 {
+		b.first(now)
+	}
+	now = now.Add(time.Hour)
+	n := 0
+	for b.take(now) {
+		n++
+	}
+	if n != budgetWindow {
+		t.Errorf("%d retries saved up over an hour, want %d", n, budgetWindow)
+	}
+}
+
+// TestCountersReturnToZero drives a book at random and checks that what was
+// reserved and released leaves nothing behind (CNT-1, CNT-5).
+func TestCountersReturnToZero(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b, pool := newBook(Config{Retry: BudgetConfig{Ratio: 0.2, MinPerSecond: 3}}), newPool(3)
+		now := start
+		var held []*Reservation
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 2000).Draw(t, "ms")) * time.Millisecond)
+			switch rapid.IntRange(0, 3).Draw(t, "what") {
+			case 0:
+				r, err := b.Reserve(now, pool, Ask{Retry: rapid.Bool().Draw(t, "retry")})
+				if e := (*inference.Error)(nil); errors.As(err, &e) && err != nil {
+					continue
+				}
+				held = append(held, r)
+			case 1:
+				if len(held) > 0 {
+					i := rapid.IntRange(0, len(held)-1).Draw(t, "i")
+					held[i].Release()
+					held[i].Release()
+				}
+			case 2:
+				e := rapid.SampledFrom(pool.Endpoints).Draw(t, "endpoint")
+				b.Report(now, Outcome{Endpoint: e.ID, Verdict: inference.Verdict(rapid.IntRange(0, 11).Draw(t, "verdict"))})
+			case 3:
+				b.Forget(rapid.SampledFrom(pool.Endpoints).Draw(t, "gone").ID)
+			}
+		}
+		for _, r := range held {
+			r.Release()
+		}
+		for _, s := range b.Status(now, pool) {
+			if s.InFlight != 0 {
+				t.Fatalf("%s: %d in flight after all were released", s.Endpoint, s.InFlight)
+			}
+		}
+	})
+}
+
+func BenchmarkReserve(b *testing.B) {
+	for _, n := range []int{8, 100, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			book, pool := newBook(Config{}), newPool(n)
+			b.ReportAllocs()
+			for b.Loop() {
+				r, _ := book.Reserve(start, pool, Ask{})
+				r.Release()
+			}
+		})
+	}
+}
