@@ -160,6 +160,8 @@ func (r *Request) Step(now time.Time, event Event) []Effect {
 		return r.retryAnswer(e)
 	case ClientGone:
 		return r.clientGone(now)
+	case Stopped:
+		return r.stop(now, e.Err)
 	case Broken:
 		return r.broken(now, e.Reason)
 	}
@@ -425,14 +427,28 @@ func (r *Request) interrupt(err *inference.Error) []Effect {
 }
 
 func (r *Request) broken(now time.Time, reason string) []Effect {
-	err := &inference.Error{Code: inference.Internal, Message: "internal error", Err: fmt.Errorf("broken invariant: %s", reason)}
+	return r.stop(now, &inference.Error{
+		Code: inference.Internal, Message: "internal error", Err: fmt.Errorf("broken invariant: %s", reason),
+	})
+}
+
+// stop ends the request from outside, wherever it is.
+func (r *Request) stop(now time.Time, err *inference.Error) []Effect {
+	a := r.current()
 	var effects []Effect
-	if a := r.current(); a != nil && a.open() {
+	if a != nil && a.open() {
 		a.State, a.EndedAt = Fencing, now
 		effects = r.fence(a, nil)
 	}
-	if r.firstDelta {
+	switch {
+	case r.firstDelta && err.Code != inference.Internal:
+		cut := interruption(Evidence{}, inference.NoVerdict)
+		cut.Err = err
+		return append(effects, r.interrupt(cut)...)
+	case r.firstDelta:
 		return append(effects, r.interrupt(err)...)
+	case a == nil:
+		return r.finish(inference.Rejected, err.Code, Respond{err})
 	}
 	return append(effects, r.fail(err)...)
 }

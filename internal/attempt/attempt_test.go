@@ -60,6 +60,9 @@ func drawEvent(t *rapid.T, attempts int) Event {
 		if yes("gone") {
 			return ClientGone{}
 		}
+		if yes("stopped") {
+			return Stopped{inference.Errorf(inference.ShuttingDown, "x")}
+		}
 		return Broken{"drawn"}
 	case 9, 10:
 		if yes("denied") {

@@ -173,6 +173,8 @@ func proof(v inference.Verdict, policy Policy) inference.Proof {
 func interruption(e Evidence, v inference.Verdict) *inference.Error {
 	cause := "the engine's connection was lost"
 	switch v {
+	case inference.NoVerdict:
+		cause = "the gateway is shutting down"
 	case inference.Overloaded:
 		cause = fmt.Sprintf("the engine was silent past the %s limit", e.Kind.limit())
 	case inference.EngineError, inference.Refused, inference.Ended:

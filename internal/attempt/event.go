@@ -50,6 +50,9 @@ type (
 	// ClientGone: the client closed its side; a half-close counts.
 	ClientGone struct{}
 
+	// Stopped: the gateway gives the request up, to shut down.
+	Stopped struct{ Err *inference.Error }
+
 	// RetryAnswer answers AskRetry. A nil Err grants the retry.
 	RetryAnswer struct{ Err *inference.Error }
 
@@ -91,6 +94,7 @@ func (Answered) isEvent()    {}
 func (Delivered) isEvent()   {}
 func (WriteFailed) isEvent() {}
 func (ClientGone) isEvent()  {}
+func (Stopped) isEvent()     {}
 func (RetryAnswer) isEvent() {}
 func (Broken) isEvent()      {}
 func (Evidence) isEvent()    {}

@@ -32,7 +32,7 @@ type Gate struct {
 
 // Counters is what passed a Gate, and what it stopped.
 type Counters struct {
-	Events int // chunks written
+	Events int // whole events written
 	Tokens int // output tokens in them, as counted
 	Bytes  int64
 	Late   int // chunks of attempts that no longer own the gate
@@ -80,8 +80,9 @@ func (g *Gate) Commit(n int, write func() (Counters, error)) error {
 	return nil
 }
 
-// Publish writes one chunk of attempt n to w. A write error is the writer's.
-func (g *Gate) Publish(n int, w io.Writer, chunk []byte, tokens int) error {
+// Publish writes one chunk of attempt n to w: that many whole events with that
+// many output tokens in them. A write error is the writer's.
+func (g *Gate) Publish(n int, w io.Writer, chunk []byte, events, tokens int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -94,7 +95,7 @@ func (g *Gate) Publish(n int, w io.Writer, chunk []byte, tokens int) error {
 	if _, err := w.Write(chunk); err != nil {
 		return err
 	}
-	g.counters.Events++
+	g.counters.Events += events
 	g.counters.Tokens += tokens
 	g.counters.Bytes += int64(len(chunk))
 	return nil

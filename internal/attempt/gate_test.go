@@ -21,7 +21,7 @@ func TestOnlyTheOwnerWrites(t *testing.T) {
 	if err := g.Commit(1, head); !errors.Is(err, ErrGateClosed) {
 		t.Errorf("the replaced attempt committed: %v", err)
 	}
-	if err := g.Publish(2, &out, []byte("x"), 1); !errors.Is(err, ErrNotCommitted) {
+	if err := g.Publish(2, &out, []byte("x"), 1, 1); !errors.Is(err, ErrNotCommitted) {
 		t.Errorf("a write before the commit passed: %v", err)
 	}
 	if err := g.Commit(2, head); err != nil {
@@ -30,15 +30,15 @@ func TestOnlyTheOwnerWrites(t *testing.T) {
 	if g.Open(3) {
 		t.Error("an attempt was admitted after the first delta")
 	}
-	if err := g.Publish(2, &out, []byte("two"), 1); err != nil {
+	if err := g.Publish(2, &out, []byte("two"), 1, 1); err != nil {
 		t.Fatal(err)
 	}
 	g.Close(1)
-	if err := g.Publish(1, &out, []byte("one"), 1); !errors.Is(err, ErrGateClosed) {
+	if err := g.Publish(1, &out, []byte("one"), 1, 1); !errors.Is(err, ErrGateClosed) {
 		t.Errorf("a late chunk passed: %v", err)
 	}
 	g.Close(2)
-	if err := g.Publish(2, &out, []byte("late"), 1); !errors.Is(err, ErrGateClosed) {
+	if err := g.Publish(2, &out, []byte("late"), 1, 1); !errors.Is(err, ErrGateClosed) {
 		t.Errorf("a chunk passed a closed gate: %v", err)
 	}
 	if err := g.Seal(func() error { out.WriteString("!"); return nil }); err != nil {
@@ -82,7 +82,7 @@ func TestCloseWaitsForTheWrite(t *testing.T) {
 		started := make(chan struct{})
 		wg.Go(func() {
 			for i := 0; ; i++ {
-				if g.Publish(1, &out, []byte("x"), 1) != nil {
+				if g.Publish(1, &out, []byte("x"), 1, 1) != nil {
 					return
 				}
 				if i == 0 {
@@ -107,7 +107,7 @@ func BenchmarkPublish(b *testing.B) {
 	chunk := bytes.Repeat([]byte("x"), 240)
 	b.ReportAllocs()
 	for b.Loop() {
-		g.Publish(1, discard{}, chunk, 1)
+		g.Publish(1, discard{}, chunk, 1, 1)
 	}
 }
 

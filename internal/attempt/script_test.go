@@ -168,6 +168,8 @@ func parseEvent(words []string) (Event, error) {
 		return RetryAnswer{}, nil
 	case "denied":
 		return RetryAnswer{inference.Errorf(inference.Code(args[0]), "denied")}, nil
+	case "stopped":
+		return Stopped{inference.Errorf(inference.ShuttingDown, "shutting down")}, nil
 	case "broken":
 		return Broken{"test"}, nil
 	}
