@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"os"
+	"time"
+)
+
+// A defaulter fills itself with defaults before a file's values are read over
+// it. Elements of lists and maps are filled when they are met.
+type defaulter interface{ setDefaults() }
+
+// Default returns the configuration of an empty file: one listener on loopback,
+// no pools.
+func Default() *Config {
+	c := &Config{}
+	c.setDefaults()
+	return c
+}
+
+func (c *Config) setDefaults() {
+	var l Listener
+	l.setDefaults()
+	*c = Config{
+		Gateway:      Gateway{ID: hostName()},
+		Listeners:    []Listener{l},
+		Admin:        Admin{Address: "127.0.0.1:9901"},
+		DrainTimeout: Duration(30 * time.Second),
+	}
+}
+
+func (l *Listener) setDefaults() {
+	*l = Listener{Name: "main", Address: "127.0.0.1:8080", MaxBody: 64 << 20}
+}
+
+func (b *Backend) setDefaults() { *b = Backend{Weight: 1} }
+
+func (p *Pool) setDefaults() {
+	*p = Pool{
+		CollectMax: 8 << 20,
+		Timeouts: Timeouts{
+			Connect:     Duration(2 * time.Second),
+			FirstOutput: Duration(10 * time.Minute),
+			Idle:        Duration(60 * time.Second),
+			AfterFinish: Duration(5 * time.Second),
+			Total:       Duration(30 * time.Minute),
+		},
+		Failover: Failover{
+			BeforeFirstDelta: BeforeFirstDelta{
+				Require:     []string{requireFenced, requireBudget},
+				Action:      actionRetry,
+				MaxAttempts: 2,
+			},
+			AfterFirstDelta: AfterFirstDelta{Action: actionTerminate, ClientError: clientError},
+			UncertainSourceLiveness: UncertainSourceLiveness{
+				Action:  actionFence,
+				WaitFor: waitForAckOrExpiry,
+				Then:    thenIfNoDelta,
+			},
+			RetryBudget:    RetryBudget{Ratio: 0.2, MinPerSecond: 3},
+			RetryCostLimit: RetryCostLimit{PromptTokens: 32000, EstimatedPrefill: Duration(20 * time.Second)},
+		},
+	}
+}
+
+// hostName is this machine's name, or headgate where it has none that can
+// serve as an identity.
+func hostName() string {
+	name, err := os.Hostname()
+	if err != nil || !validID(name) {
+		return "headgate"
+	}
+	return name
+}

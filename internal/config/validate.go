@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/route"
+)
+
+// The values of failover that can be stated and not changed.
+const (
+	requireFenced      = "source_attempt_fenced"
+	requireBudget      = "retry_budget_available"
+	actionRetry        = "retry_prefill_on_healthy_replica"
+	actionTerminate    = "terminate_stream"
+	actionFence        = "fence_source_attempt"
+	waitForAckOrExpiry = "cancel_ack_or_lease_expiry"
+	thenIfNoDelta      = "retry_only_if_no_delta_was_sent"
+	clientError        = string(inference.DecodeInterrupted)
+)
+
+// The rules of failover, as the messages name them.
+const (
+	ruleOnePublisher = "all bytes of an answer come from one attempt, so that a repetition begins anew on another replica (failover rule I1)"
+	ruleNoRepeat     = "after the first delta nothing is ever repeated (failover rule I2)"
+	ruleFenced       = "no attempt is repeated before the old one is fenced (failover rule I3)"
+	ruleTrueOutcome  = "an interrupted answer is never passed off as a whole one: clients know it by this code (failover rule I4)"
+	ruleActionsOnce  = "a closed connection does not stop tools, and no action may be executed twice (failover rule I5)"
+	ruleBudget       = "retries stay within the pool's budget and at most 10 attempts (failover rule I7)"
+)
+
+const (
+	listenersMax = 64
+	bodyMin      = 1 << 10
+	bodyMax      = 4 << 30
+	bearerMax    = 64 << 10
+)
+
+var (
+	idPattern   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	// RFC 9110 §5.6.2, token.
+	headerPattern = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+)
+
+func validID(id string) bool { return idPattern.MatchString(id) }
+
+// Validate returns everything that is wrong with the configuration, without
+// places in a file. It reads the files that the configuration names.
+func (c *Config) Validate() Problems {
+	k := &checker{}
+	if !validID(c.Gateway.ID) {
+		k.problem("gateway.id", "%s is not 1 to 63 letters, digits, dots, hyphens or underscores", quote(c.Gateway.ID))
+	}
+	k.atLeast("drain_timeout", c.DrainTimeout)
+	k.listeners(c)
+	k.admin(c)
+	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
+		k.pool(c, name)
+	}
+	k.routes(c)
+	return k.problems
+}
+
+// A checker collects problems.
+type checker struct{ problems Problems }
+
+func (k *checker) problem(path, format string, args ...any) {
+	k.problems = append(k.problems, Problem{Path: path, Message: fmt.Sprintf(format, args...)})
+}
+
+// only complains about a value that a rule fixes.
+func (k *checker) only(path, got, want, rule string) {
+	if got != want {
+		k.problem(path, "must be %s, not %s: %s", want, quote(got), rule)
+	}
+}
+
+// atLeast complains about a duration below zero, which no file can hold.
+func (k *checker) atLeast(path string, d Duration) {
+	if d < 0 {
+		k.problem(path, "is negative")
+	}
+}
+
+func (k *checker) listeners(c *Config) {
+	switch n := len(c.Listeners); {
+	case n == 0:
+		k.problem("listeners", "has no listener: leave it out for one on 127.0.0.1:8080")
+	case n > listenersMax:
+		k.problem("listeners", "has more than %d listeners", listenersMax)
+		return
+	}
+	for i, l := range c.Listeners {
+		path := fmt.Sprintf("listeners[%d]", i)
+		switch {
+		case l.Name == "":
+			k.problem(path, "has no name")
+		case !namePattern.MatchString(l.Name):
+			k.problem(path+".name", "%s is not 1 to 63 lower-case letters, digits or hyphens", quote(l.Name))
+		}
+		if l.Address == "" {
+			k.problem(path, "has no address")
+		}
+		k.body(path+".max_body", l.MaxBody)
+		k.tls(path+".tls", l.TLS)
+		for j, o := range c.Listeners[:i] {
+			if l.Name != "" && l.Name == o.Name {
+				k.problem(path+".name", "%s is the name of listeners[%d] too", quote(l.Name), j)
+			}
+			if l.Address.overlaps(o.Address) {
+				k.problem(path+".address", "%s is taken by listeners[%d] (%s)", l.Address, j, o.Address)
+			}
+		}
+	}
+}
+
+func (k *checker) body(path string, size Size) {
+	if size < bodyMin || size > bodyMax {
+		k.problem(path, "%s is not between %s and %s", size, Size(bodyMin), Size(bodyMax))
+	}
+}
+
+func (k *checker) tls(path string, t TLS) {
+	switch {
+	case t == TLS{}:
+	case t.Cert == "":
+		k.problem(path, "has a key and no cert")
+	case t.Key == "":
+		k.problem(path, "has a cert and no key")
+	default:
+		unread := false
+		for _, f := range []struct {
+			name string
+			file File
+		}{{"cert", t.Cert}, {"key", t.Key}} {
+			if _, err := readFile(f.file); err != nil {
+				k.problem(path+"."+f.name, "%v", err)
+				unread = true
+			}
+		}
+		if unread {
+			return
+		}
+		if _, err := tls.LoadX509KeyPair(string(t.Cert), string(t.Key)); err != nil {
+			k.problem(path, "cert and key don't make a pair: %v", err)
+		}
+	}
+}
+
+func (k *checker) admin(c *Config) {
+	a := c.Admin
+	if a.Address == "" {
+		return
+	}
+	if a.Token.IsZero() && !a.Address.Loopback() {
+		k.problem("admin.address", "%s can be reached from other machines: set admin.token, or listen on 127.0.0.1", a.Address)
+	}
+	if !printable(a.Token.Reveal()) {
+		k.problem("admin.token", "must be printable ASCII without spaces")
+	}
+	for i, l := range c.Listeners {
+		if a.Address.overlaps(l.Address) {
+			k.problem("admin.address", "%s is taken by listeners[%d] (%s)", a.Address, i, l.Address)
+		}
+	}
+}
+
+func (k *checker) pool(c *Config, name string) {
+	p, path := c.Pools[name], field{}.child("pools", "pools").key(name).path
+	if !namePattern.MatchString(name) {
+		k.problem(path, "the name is not 1 to 63 lower-case letters, digits or hyphens")
+	}
+	k.endpoints(path+".discovery", p.Discovery)
+	if p.Credential.BearerFile != "" {
+		if _, err := p.Credential.Bearer(); err != nil {
+			k.problem(path+".credential.bearer_file", "%v", err)
+		}
+		if p.ForwardAuthorization {
+			k.problem(path+".forward_authorization", "the pool has a credential, which takes the place of the client's")
+		}
+	}
+	if p.MaxBody != 0 {
+		k.poolBody(c, path+".max_body", p.MaxBody)
+	}
+	if p.CollectMax < 0 || p.CollectMax > bodyMax {
+		k.problem(path+".collect_max", "%s is not between 0 and %s", p.CollectMax, Size(bodyMax))
+	}
+	k.timeouts(path+".timeouts", p.Timeouts)
+	k.failover(path+".failover", p)
+}
+
+func (k *checker) poolBody(c *Config, path string, size Size) {
+	k.body(path, size)
+	var largest Size
+	for _, l := range c.Listeners {
+		largest = max(largest, l.MaxBody)
+	}
+	if size > largest && largest > 0 {
+		k.problem(path, "%s is more than any listener reads (%s): raise listeners[].max_body", size, largest)
+	}
+}
+
+func (k *checker) endpoints(path string, d Discovery) {
+	if len(d.Static) == 0 {
+		k.problem(path, "names no engine: list them under static, as in static: [{url: \"http://127.0.0.1:8000\"}]")
+	}
+	first := map[URL]int{}
+	for i, e := range d.Static {
+		at := fmt.Sprintf("%s.static[%d]", path, i)
+		if e.URL == "" {
+			k.problem(at, "has no url")
+			continue
+		}
+		if j, twice := first[e.URL]; twice {
+			k.problem(at+".url", "%s is static[%d] too", e.URL, j)
+			continue
+		}
+		first[e.URL] = i
+	}
+}
+
+func (k *checker) timeouts(path string, t Timeouts) {
+	var def Pool
+	def.setDefaults()
+	for _, l := range []struct {
+		name   string
+		d, def Duration
+	}{
+		{"connect", t.Connect, def.Timeouts.Connect},
+		{"first_output", t.FirstOutput, def.Timeouts.FirstOutput},
+		{"idle", t.Idle, def.Timeouts.Idle},
+		{"after_finish", t.AfterFinish, def.Timeouts.AfterFinish},
+		{"total", t.Total, def.Timeouts.Total},
+	} {
+		k.atLeast(path+"."+l.name, l.d)
+		// A default may be out of reach: lowering total alone is fine.
+		if t.Total > 0 && l.d > t.Total && l.d != l.def {
+			k.problem(path+"."+l.name, "%s would never be reached: the attempt ends after total (%s)", l.d, t.Total)
+		}
+	}
+}
+
+func (k *checker) failover(path string, p Pool) {
+	f := p.Failover
+	before := path + ".before_first_delta"
+	for i, r := range f.BeforeFirstDelta.Require {
+		at := fmt.Sprintf("%s.require[%d]", before, i)
+		switch {
+		case r != requireFenced && r != requireBudget:
+			k.problem(at, "must be %s or %s, not %s: nothing else is checked before a retry (failover rules I3 and I7)", requireFenced, requireBudget, quote(r))
+		case slices.Contains(f.BeforeFirstDelta.Require[:i], r):
+			k.problem(at, "%s is listed twice", r)
+		}
+	}
+	if !slices.Contains(f.BeforeFirstDelta.Require, requireFenced) {
+		k.problem(before+".require", "must list %s: %s", requireFenced, ruleFenced)
+	}
+	if !slices.Contains(f.BeforeFirstDelta.Require, requireBudget) {
+		k.problem(before+".require", "must list %s: %s", requireBudget, ruleBudget)
+	}
+	k.only(before+".action", f.BeforeFirstDelta.Action, actionRetry, ruleOnePublisher+"; for no retry set max_attempts: 1")
+	if n := f.BeforeFirstDelta.MaxAttempts; n < 1 || n > 10 {
+		k.problem(before+".max_attempts", "%d is not between 1 and 10: %s", n, ruleBudget)
+	}
+	after := path + ".after_first_delta"
+	k.only(after+".action", f.AfterFirstDelta.Action, actionTerminate, ruleNoRepeat)
+	k.only(after+".client_error", f.AfterFirstDelta.ClientError, clientError, ruleTrueOutcome)
+	if f.AfterFirstDelta.AutomaticRetry {
+		k.problem(after+".automatic_retry", "must be false: %s", ruleNoRepeat)
+	}
+	uncertain := path + ".uncertain_source_liveness"
+	k.only(uncertain+".action", f.UncertainSourceLiveness.Action, actionFence, ruleFenced)
+	k.only(uncertain+".wait_for", f.UncertainSourceLiveness.WaitFor, waitForAckOrExpiry, ruleFenced)
+	k.only(uncertain+".then", f.UncertainSourceLiveness.Then, thenIfNoDelta, ruleNoRepeat)
+	k.budget(path, f)
+	if f.AllowTransportFence && p.ExecutesTools {
+		k.problem(path+".allow_transport_fence", "must be false with executes_tools: %s", ruleActionsOnce)
+	}
+}
+
+func (k *checker) budget(path string, f Failover) {
+	if r := float64(f.RetryBudget.Ratio); !(r >= 0 && r <= 1) {
+		k.problem(path+".retry_budget.ratio", "%v is not between 0 and 1: %s", r, ruleBudget)
+	}
+	if n := f.RetryBudget.MinPerSecond; !(n >= 0 && n <= 1000) {
+		k.problem(path+".retry_budget.min_per_second", "%v is not between 0 and 1000: %s", n, ruleBudget)
+	}
+	if n := f.RetryCostLimit.PromptTokens; n < 0 || n > math.MaxInt32 {
+		k.problem(path+".retry_cost_limit.prompt_tokens", "%d is not between 0 and %d", n, math.MaxInt32)
+	}
+	k.atLeast(path+".retry_cost_limit.estimated_prefill", f.RetryCostLimit.EstimatedPrefill)
+}
+
+func (k *checker) routes(c *Config) {
+	if len(c.Routes) == 0 && len(c.Pools) > 1 {
+		k.problem("pools", "there are %d pools and no routes: nothing says which requests go to which", len(c.Pools))
+	}
+	pools := slices.Sorted(maps.Keys(c.Pools))
+	for i, r := range c.Routes {
+		path := fmt.Sprintf("routes[%d]", i)
+		k.match(path+".match", r.Match)
+		k.backends(path, r.Backends, pools)
+		if !cleanText(r.Rewrite.Model) {
+			k.problem(path+".rewrite.model", "has control characters")
+		}
+	}
+}
+
+func (k *checker) match(path string, m Match) {
+	if err := route.CheckModel(m.Model); err != nil {
+		k.problem(path+".model", "%v", err)
+	} else if !cleanText(m.Model) {
+		k.problem(path+".model", "has control characters")
+	}
+	if err := route.CheckPath(m.Path); err != nil {
+		k.problem(path+".path", "%v", err)
+	}
+	for i, h := range m.Hostnames {
+		if err := route.CheckHostname(h); err != nil {
+			k.problem(fmt.Sprintf("%s.hostnames[%d]", path, i), "%v", err)
+		}
+	}
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(m.Headers)) {
+		at := field{path: path + ".headers"}.key(name).path
+		lower := strings.ToLower(name)
+		switch {
+		case !headerPattern.MatchString(name):
+			k.problem(at, "%s is not a header name", quote(name))
+		case lower == "host":
+			k.problem(at, "a host is matched by hostnames")
+		case seen[lower]:
+			k.problem(at, "is given twice: letter case does not count")
+		case m.Headers[name] == "":
+			k.problem(at, "has no value")
+		case !cleanText(m.Headers[name]) || strings.TrimSpace(m.Headers[name]) != m.Headers[name]:
+			k.problem(at, "has a value that no header can have")
+		}
+		seen[lower] = true
+	}
+}
+
+func (k *checker) backends(path string, backends []Backend, pools []string) {
+	if len(backends) == 0 {
+		k.problem(path, "has no backends: name at least one pool")
+		return
+	}
+	total := 0
+	seen := map[string]bool{}
+	for i, b := range backends {
+		at := fmt.Sprintf("%s.backends[%d]", path, i)
+		_, known := slices.BinarySearch(pools, b.Pool)
+		switch {
+		case b.Pool == "":
+			k.problem(at, "has no pool")
+		case !known:
+			k.problem(at+".pool", "there is no pool %s%s", quote(b.Pool), nearPool(b.Pool, pools))
+		case seen[b.Pool]:
+			k.problem(at+".pool", "%s is in this route twice", b.Pool)
+		}
+		seen[b.Pool] = true
+		if b.Weight < 0 || b.Weight > route.WeightMax {
+			k.problem(at+".weight", "%d is not between 0 and %d", b.Weight, route.WeightMax)
+			total++
+			continue
+		}
+		total += b.Weight
+	}
+	if total == 0 {
+		k.problem(path+".backends", "all weights are 0: the route would serve nothing")
+	}
+}
+
+// nearPool suggests a pool. A file may name so many that only the first are
+// compared.
+func nearPool(name string, pools []string) string {
+	if s := suggestion(name, pools[:min(len(pools), 64)]); strings.HasPrefix(s, ": did you mean") {
+		return s
+	}
+	return ""
+}
+
+// Bearer reads the credential's file. It returns an empty Secret where there is
+// none.
+func (c Credential) Bearer() (Secret, error) {
+	if c.BearerFile == "" {
+		return Secret{}, nil
+	}
+	data, err := readFile(c.BearerFile)
+	if err != nil {
+		return Secret{}, err
+	}
+	token := string(bytes.TrimSpace(data))
+	switch {
+	case token == "":
+		return Secret{}, fmt.Errorf("%s is empty", c.BearerFile)
+	case !printable(token):
+		return Secret{}, fmt.Errorf("%s must hold one token of printable ASCII without spaces", c.BearerFile)
+	}
+	return NewSecret(token), nil
+}
+
+// readFile reads a small file of credentials.
+func readFile(name File) ([]byte, error) {
+	info, err := os.Stat(string(name))
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		// Opening a pipe would wait for its writer.
+		return nil, fmt.Errorf("%s is not a regular file", name)
+	}
+	f, err := os.Open(string(name))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, bearerMax+1))
+	if err == nil && len(data) > bearerMax {
+		err = errors.New(string(name) + " is larger than " + Size(bearerMax).String())
+	}
+	return data, err
+}
+
+// printable reports whether s can stand in a header as one word.
+func printable(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
+}
+
+func cleanText(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
+}
