@@ -102,15 +102,16 @@ func (g *Gate) Publish(n int, w io.Writer, chunk []byte, events, tokens int) err
 }
 
 // Seal bars every attempt and runs write, which sends the last bytes of the
-// answer: an error, an end marker, or nothing. It runs at most once.
-func (g *Gate) Seal(write func() error) error {
+// answer: an error, or nothing. It is told what was sent before, and runs at
+// most once.
+func (g *Gate) Seal(write func(sent Counters) error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.sealed {
 		return ErrGateClosed
 	}
 	g.sealed, g.owner = true, 0
-	return write()
+	return write(g.counters)
 }
 
 // Counters returns what passed so far.

@@ -41,10 +41,10 @@ func TestOnlyTheOwnerWrites(t *testing.T) {
 	if err := g.Publish(2, &out, []byte("late"), 1, 1); !errors.Is(err, ErrGateClosed) {
 		t.Errorf("a chunk passed a closed gate: %v", err)
 	}
-	if err := g.Seal(func() error { out.WriteString("!"); return nil }); err != nil {
+	if err := g.Seal(func(Counters) error { out.WriteString("!"); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Seal(func() error { out.WriteString("?"); return nil }); !errors.Is(err, ErrGateClosed) {
+	if err := g.Seal(func(Counters) error { out.WriteString("?"); return nil }); !errors.Is(err, ErrGateClosed) {
 		t.Errorf("sealed twice: %v", err)
 	}
 	if out.String() != "two!" {

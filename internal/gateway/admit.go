@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"errors"
+	"io"
+	"math/rand/v2"
+	"mime"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/route"
+)
+
+// A body must arrive at this pace, with this head start: slower is an attack or
+// a broken client, and either holds memory for nothing.
+const (
+	bodyGrace = 30 * time.Second
+	bodyPace  = 16 << 10 // bytes a second
+)
+
+// admit reads and understands a request and finds its pool. Whatever is wrong
+// with it is found here, before anything is sent anywhere.
+func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) (*flight, *inference.Error) {
+	head := ex.Head()
+	if err := checkHead(head); err != nil {
+		return nil, err
+	}
+	query := route.Query{Host: head.Host, Path: head.Path, Header: head.Header}
+	bodyMax, err := g.routes.LargestBody(query, head.BodyMax)
+	if err != nil {
+		return nil, err
+	}
+	arrived := time.Now()
+	body, err := readBody(ex, bodyMax)
+	if err != nil {
+		return nil, err
+	}
+	req, inspectErr := d.Inspect(body)
+	if inspectErr != nil {
+		return nil, inference.AsError(inspectErr)
+	}
+	query.Model = req.Model
+	found, err := g.routes.Match(query, rand.IntN)
+	if err != nil {
+		return nil, err
+	}
+	p := g.pools[found.Pool]
+	if p.bodyMax > 0 && int64(len(body)) > p.bodyMax {
+		return nil, errTooLarge(p.bodyMax)
+	}
+	return g.newFlight(ex, id, d, req, body, p, found, arrived), nil
+}
+
+// checkHead refuses what a request's head alone makes impossible.
+func checkHead(head *Head) *inference.Error {
+	size := 0
+	for name, values := range head.Header {
+		for _, v := range values {
+			size += len(name) + len(v) + len(": \r\n")
+		}
+	}
+	switch {
+	case size > headerBytesMax:
+		return inference.Errorf(inference.HeadersTooLarge, "the request's header is over %d bytes", headerBytesMax)
+	case head.target() == "":
+		return inference.Errorf(inference.InvalidRequest, "the query string has characters that a URL can't have")
+	case head.Header.Get("Idempotency-Key") != "":
+		return inference.Errorf(inference.KeyUnavailable, "Idempotency-Key needs a journal, and this gateway has none")
+	}
+	if ct := head.Header.Get("Content-Type"); ct != "" {
+		media, _, err := mime.ParseMediaType(ct)
+		if err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
+			return inference.Errorf(inference.UnsupportedMediaType, "the body must be application/json")
+		}
+	}
+	if ce := head.Header.Get("Content-Encoding"); ce != "" && !strings.EqualFold(ce, "identity") {
+		return inference.Errorf(inference.UnsupportedMediaType, "the body must not have a content coding")
+	}
+	return nil
+}
+
+func errTooLarge(limit int64) *inference.Error {
+	return inference.Errorf(inference.RequestTooLarge, "the request body is over the limit of %d bytes", limit)
+}
+
+// readBody reads a whole body of at most limit bytes. One that declares more is
+// refused before a byte of it is read.
+func readBody(ex Exchange, limit int64) ([]byte, *inference.Error) {
+	declared := ex.Head().ContentLength
+	if declared > limit {
+		return nil, errTooLarge(limit)
+	}
+	// A declared length is a promise, not a fact: memory grows with what comes.
+	body := make([]byte, 0, min(max(declared+1, 512), 1<<20))
+	src, started := ex.Body(), time.Now()
+	defer ex.SetBodyDeadline(time.Time{})
+	for {
+		ex.SetBodyDeadline(started.Add(bodyGrace + time.Duration(len(body))*time.Second/bodyPace))
+		n, err := src.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case int64(len(body)) > limit:
+			return nil, errTooLarge(limit)
+		case errors.Is(err, io.EOF):
+			return body, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, inference.Errorf(inference.InvalidRequest, "the request body came too slowly")
+		case err != nil:
+			return nil, &inference.Error{Code: inference.InvalidRequest, Message: "the request body could not be read to its end", Err: err}
+		}
+		if len(body) == cap(body) {
+			body = slices.Grow(body, len(body))
+		}
+	}
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Head is what a request says before its body.
+type Head struct {
+	Method string
+	Path   string // decoded
+	Query  string // raw, without "?"
+	Host   string
+	Header http.Header
+
+	// ContentLength is -1 when the body's length is not known.
+	ContentLength int64
+	BodyMax       int64 // the listener's bound on bodies
+	Debug         bool  // the listener shows Headgate-* headers
+}
+
+// Exchange is one request and the way to answer it, whatever HTTP stack is
+// beneath. It belongs to one goroutine, but for Gone's context.
+type Exchange interface {
+	Head() *Head
+
+	// Body is read before the answer begins. Deadlines are the reader's.
+	Body() io.Reader
+	SetBodyDeadline(time.Time)
+
+	// Gone is done once the client has closed its side; a half-close counts.
+	Gone() context.Context
+
+	// WriteHead begins the answer; it is sent with the first Write.
+	WriteHead(status int, header http.Header)
+
+	// Write hands bytes of the answer to the kernel before it returns. A
+	// client that reads nothing for too long is an error.
+	Write(p []byte) (int, error)
+
+	// Abort cuts the answer off so that the client can tell: no final chunk,
+	// or RST_STREAM. Nothing may be written after it.
+	Abort()
+}
+
+// writeStall is how long a client may take no byte of its answer.
+const writeStall = 60 * time.Second
+
+// httpExchange is an Exchange on net/http.
+type httpExchange struct {
+	head    Head
+	w       http.ResponseWriter
+	control *http.ResponseController
+	r       *http.Request
+	gone    context.Context
+	aborted bool
+	stallAt time.Time
+}
+
+func newHTTPExchange(w http.ResponseWriter, r *http.Request, gone context.Context) *httpExchange {
+	return &httpExchange{
+		w: w, r: r, gone: gone, control: http.NewResponseController(w),
+		head: Head{
+			Method: r.Method, Path: r.URL.Path, Query: r.URL.RawQuery, Host: r.Host,
+			Header: r.Header, ContentLength: r.ContentLength,
+		},
+	}
+}
+
+func (x *httpExchange) Head() *Head           { return &x.head }
+func (x *httpExchange) Body() io.Reader       { return x.r.Body }
+func (x *httpExchange) Gone() context.Context { return x.gone }
+func (x *httpExchange) Abort()                { x.aborted = true }
+
+func (x *httpExchange) SetBodyDeadline(t time.Time) {
+	// Not every writer under test has deadlines; a missing one only means that
+	// a slow body is bounded by the connection alone.
+	_ = x.control.SetReadDeadline(t)
+}
+
+func (x *httpExchange) WriteHead(status int, header http.Header) {
+	h := x.w.Header()
+	for name, values := range header {
+		h[name] = values
+	}
+	x.w.WriteHeader(status)
+}
+
+func (x *httpExchange) Write(p []byte) (int, error) {
+	if x.aborted {
+		return 0, errors.New("gateway: write after abort")
+	}
+	// Arming a deadline costs a timer; a second of slack saves it per chunk.
+	if now := time.Now(); x.stallAt.Sub(now) < writeStall-time.Second {
+		x.stallAt = now.Add(writeStall)
+		_ = x.control.SetWriteDeadline(x.stallAt)
+	}
+	n, err := x.w.Write(p)
+	if err != nil {
+		return n, err
+	}
+	return n, x.control.Flush()
+}
+
+// writeText answers a probe.
+func writeText(ex Exchange, status int, text string) {
+	ex.WriteHead(status, http.Header{"Content-Type": {"text/plain; charset=utf-8"}})
+	_, _ = ex.Write([]byte(text))
+}
+
+// target is the request target for engines, or "" if the query can't be sent.
+func (h *Head) target() string {
+	for i := range len(h.Query) {
+		if c := h.Query[i]; c <= ' ' || c >= 0x7f || c == '#' {
+			return ""
+		}
+	}
+	target := (&url.URL{Path: h.Path}).EscapedPath()
+	if h.Query != "" {
+		target += "?" + h.Query
+	}
+	return target
+}

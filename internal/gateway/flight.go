@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/attempt"
+	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/route"
+	"github.com/headgate/headgate/internal/schedule"
+)
+
+// flight is one routed request under way: its state machine, and what is needed
+// to carry out the machine's effects. One goroutine runs it.
+type flight struct {
+	g       *Gateway
+	ex      Exchange
+	id      inference.RequestID
+	d       dialect.Dialect
+	req     *dialect.Request
+	pool    *pool
+	model   string // the client's name
+	restore string // the client's name, if the route rewrote it
+	arrived time.Time
+
+	target string // path and query for engines
+	header []headerField
+	body   [][]byte // segments, kept for every attempt
+
+	machine *attempt.Request
+	gate    attempt.Gate
+	place   *schedule.Reservation
+	try     *try
+
+	ctx     context.Context // done when the client left or draining cut us off
+	release func()          // of ctx
+
+	lastWrite time.Time
+}
+
+func (g *Gateway) newFlight(ex Exchange, id inference.RequestID, d dialect.Dialect, req *dialect.Request,
+	body []byte, p *pool, found route.Result, arrived time.Time) *flight {
+	f := &flight{
+		g: g, ex: ex, id: id, d: d, req: req, pool: p, model: req.Model, arrived: arrived,
+		target:  ex.Head().target(),
+		header:  engineHeader(ex.Head().Header, p, id),
+		machine: attempt.NewRequest(attempt.Spec{ID: id, Policy: p.policy}),
+	}
+	if found.Model != req.Model {
+		f.restore = req.Model
+	}
+	f.body, _ = dialect.Apply(body, d.RequestEdits(req, body, found.Model, req.Stream))
+
+	ctx, cancel := context.WithCancelCause(ex.Gone())
+	unwatch := context.AfterFunc(g.cut, func() { cancel(errDraining) })
+	f.ctx = ctx
+	f.release = func() { unwatch(); cancel(nil) }
+	return f
+}
+
+// run takes the request to its terminal outcome. Each turn of the loop hands
+// the machine one event and carries out what it decides; when that yields no
+// event of its own, the current attempt goes on until it does.
+func (f *flight) run() {
+	defer f.end()
+	event := f.reserve(schedule.Ask{})
+	for f.machine.Phase() != inference.Terminal {
+		if event == nil {
+			event = f.next()
+		}
+		event = f.carryOut(f.machine.Step(time.Now(), event))
+	}
+}
+
+// end lets go of everything, whatever happened. A panic is a bug of ours: it
+// ends this request, loudly, and no other.
+func (f *flight) end() {
+	if v := recover(); v != nil {
+		f.g.log.Error("request panicked", "request", f.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		err := inference.Errorf(inference.Internal, "internal error")
+		f.last(func(attempt.Counters) {
+			if f.machine.FirstDeltaSent() {
+				f.ex.Abort()
+			} else {
+				writeError(f.ex, f.id, f.d, err)
+			}
+		})
+		f.g.record.Request(f.pool.name, f.model, inference.Failed, inference.Internal)
+	}
+	f.cancel()
+	f.vacate()
+	f.release()
+	if late := f.gate.Counters().Late; late > 0 {
+		f.g.record.LateChunks(late)
+	}
+}
+
+// carryOut performs effects in order. An effect whose result the machine must
+// know yields an event; what would follow it is dropped, because the machine
+// decides anew.
+func (f *flight) carryOut(effects []attempt.Effect) attempt.Event {
+	for _, effect := range effects {
+		if event := f.perform(effect); event != nil {
+			return event
+		}
+	}
+	return nil
+}
+
+func (f *flight) perform(effect attempt.Effect) attempt.Event {
+	switch e := effect.(type) {
+	case attempt.Dispatch:
+		f.cancel()
+		f.gate.Open(e.N)
+		f.try = &try{n: e.N, fresh: e.Fresh, dispatched: time.Now()}
+	case attempt.Commit:
+		return f.commit(e.N)
+	case attempt.Complete:
+		return f.complete(e)
+	case attempt.CloseGate:
+		f.gate.Close(e.N)
+	case attempt.Cancel:
+		f.cancel()
+	case attempt.Report:
+		f.report(e)
+	case attempt.AskRetry:
+		return f.askRetry(e)
+	case attempt.Requeue:
+		f.g.record.Retry(f.pool.name, f.lastAttempt().Verdict)
+		f.vacate()
+		return f.reserve(schedule.Ask{Exclude: e.Exclude, PreferRevision: e.PreferRevision, Retry: true})
+	case attempt.Respond:
+		f.last(func(attempt.Counters) { writeError(f.ex, f.id, f.d, e.Err) })
+		if e.Err.Code == inference.Internal {
+			f.g.log.Error("request failed", "request", f.id, "error", e.Err)
+		}
+	case attempt.PassThrough:
+		f.last(func(attempt.Counters) { _ = f.writeAnswer(f.try.answer) })
+	case attempt.EndStream:
+		f.last(func(sent attempt.Counters) { f.writeErrorEvent(e.Err, sent) })
+	case attempt.Abort:
+		f.last(func(attempt.Counters) { f.ex.Abort() })
+	case attempt.Finish:
+		f.finish(e)
+	}
+	return nil
+}
+
+// reserve asks the book for an endpoint.
+func (f *flight) reserve(ask schedule.Ask) attempt.Event {
+	place, err := f.pool.book.Reserve(time.Now(), f.pool.fleet, ask)
+	if err != nil {
+		return attempt.Unplaced{Err: err}
+	}
+	f.place = place
+	return attempt.Placed{Endpoint: place.Endpoint.ID, Revision: place.Endpoint.Revision, Fence: inference.FenceTransport}
+}
+
+// vacate gives the place on the endpoint back.
+func (f *flight) vacate() {
+	if f.place != nil {
+		f.place.Release()
+		f.place = nil
+	}
+}
+
+// cancel ends the current attempt's exchange with its engine.
+func (f *flight) cancel() {
+	if f.try != nil {
+		f.try.close(f)
+	}
+}
+
+func (f *flight) lastAttempt() attempt.Attempt {
+	all := f.machine.Attempts()
+	return all[len(all)-1]
+}
+
+func (f *flight) report(e attempt.Report) {
+	now := time.Now()
+	f.pool.book.Report(now, schedule.Outcome{
+		Endpoint: e.Endpoint, Verdict: e.Verdict, RetryAfter: e.RetryAfter, Took: now.Sub(f.try.dispatched),
+	})
+	f.g.record.Attempt(f.pool.name, e.Verdict, f.lastAttempt().Proof)
+}
+
+func (f *flight) askRetry(e attempt.AskRetry) attempt.Event {
+	var exclude []inference.EndpointID
+	for _, a := range f.machine.Attempts() {
+		exclude = append(exclude, a.Endpoint)
+	}
+	err := f.pool.book.Retry(time.Now(), f.pool.fleet, schedule.Ask{Exclude: exclude, Retry: true}, f.req.PromptTokens)
+	if err != nil {
+		f.g.record.RetryDenied(f.pool.name, err.Code)
+	}
+	return attempt.RetryAnswer{Err: err}
+}
+
+// commit makes attempt n the answer: from here nothing is ever repeated.
+func (f *flight) commit(n int) attempt.Event {
+	t := f.try
+	err := f.gate.Commit(n, func() (attempt.Counters, error) {
+		sent := attempt.Counters{Events: t.heldEvents, Tokens: t.heldTokens}
+		if t.mode == whole {
+			sent.Events = 1
+			return sent, f.writeAnswer(t.answer)
+		}
+		f.writeHead(t.answer.status, t.answer.header)
+		n, err := f.ex.Write(t.held)
+		sent.Bytes = int64(n)
+		return sent, err
+	})
+	t.held, t.committed = nil, true
+	f.lastWrite = time.Now()
+	f.g.record.FirstOutput(f.pool.name, f.model, f.lastWrite.Sub(f.arrived))
+	if f.req.Stream {
+		f.pool.book.FirstOutput(f.req.PromptTokens, f.lastWrite.Sub(t.dispatched))
+	}
+	return f.written(n, err)
+}
+
+// complete writes what the engine left out, and claims delivery only when every
+// byte was handed to the kernel.
+func (f *flight) complete(e attempt.Complete) attempt.Event {
+	if e.AddMarker {
+		if event := f.publish(f.d.EndMarker(), 0, 0); event != nil {
+			return event
+		}
+	}
+	f.last(func(attempt.Counters) {})
+	return attempt.Delivered{N: e.N}
+}
+
+// publish writes one chunk of the current attempt through the gate.
+func (f *flight) publish(chunk []byte, events, tokens int) attempt.Event {
+	if len(chunk) == 0 {
+		return nil
+	}
+	err := f.gate.Publish(f.try.n, f.ex, chunk, events, tokens)
+	if tokens > 0 {
+		now := time.Now()
+		f.g.record.Gap(f.pool.name, f.model, now.Sub(f.lastWrite))
+		f.lastWrite = now
+	}
+	return f.written(f.try.n, err)
+}
+
+// written turns the result of a write into what the machine must know of it.
+func (f *flight) written(n int, err error) attempt.Event {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, attempt.ErrGateClosed), errors.Is(err, attempt.ErrNotCommitted):
+		return attempt.Broken{Reason: err.Error()}
+	}
+	return attempt.WriteFailed{N: n}
+}
+
+// last runs what ends the answer; after it nobody can write. Whether the client
+// is still there to read it changes nothing any more.
+func (f *flight) last(write func(sent attempt.Counters)) {
+	_ = f.gate.Seal(func(sent attempt.Counters) error { write(sent); return nil })
+}
+
+func (f *flight) writeErrorEvent(err *inference.Error, sent attempt.Counters) {
+	_, _ = f.ex.Write(f.d.ErrorEvent(err, dialect.ErrorDetail{
+		RequestID: f.id, Partial: true, Tokens: sent.Tokens, Retryable: err.Code.Info().Retryable,
+	}))
+}
+
+// answer is a whole answer of an engine, ready for the client.
+type answer struct {
+	status   int
+	header   http.Header
+	segments [][]byte
+	length   int64
+}
+
+func (f *flight) writeAnswer(a answer) error {
+	h := f.clientHeader(a.header)
+	if a.status != http.StatusNoContent && a.status != http.StatusNotModified {
+		h["Content-Length"] = []string{strconv.FormatInt(a.length, 10)}
+	}
+	f.ex.WriteHead(a.status, h)
+	for _, segment := range a.segments {
+		if _, err := f.ex.Write(segment); err != nil {
+			return err
+		}
+	}
+	if a.length == 0 {
+		_, err := f.ex.Write(nil)
+		return err
+	}
+	return nil
+}
+
+func (f *flight) writeHead(status int, engine http.Header) {
+	f.ex.WriteHead(status, f.clientHeader(engine))
+}
+
+func (f *flight) clientHeader(engine http.Header) http.Header {
+	h := clientHeader(engine, f.id)
+	if f.ex.Head().Debug && f.place != nil {
+		h["Headgate-Endpoint"] = []string{string(f.place.Endpoint.ID)}
+		h["Headgate-Attempts"] = []string{strconv.Itoa(f.try.n)}
+	}
+	return h
+}
+
+func (f *flight) finish(e attempt.Finish) {
+	f.g.record.Request(f.pool.name, f.model, e.Outcome, e.Code)
+	if !f.g.log.Enabled(f.ctx, slog.LevelDebug) {
+		return
+	}
+	f.g.log.Debug("request ended", "request", f.id, "pool", f.pool.name, "outcome", e.Outcome.String(),
+		"code", e.Code, "attempts", len(f.machine.Attempts()), "tokens", f.gate.Counters().Tokens,
+		"took", time.Since(f.arrived))
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"net/http"
+	"net/textproto"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/upstream"
+)
+
+// hopByHop concern one connection (RFC 9110 §7.6.1) and are never forwarded in
+// either direction.
+var hopByHop = map[string]bool{
+	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true,
+	"Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
+	"Proxy-Authenticate": true, "Proxy-Authorization": true,
+}
+
+// notForEngines are request headers that end here: this gateway's own, and
+// what would leak a client's secrets or make net/http-based engines repeat.
+var notForEngines = map[string]bool{
+	"Authorization": true, "X-Api-Key": true, "Cookie": true,
+	"Idempotency-Key": true, "X-Idempotency-Key": true,
+	"X-Request-Id": true, "X-Session-Id": true,
+	"X-Slo-Ttft-Ms": true, "X-Slo-Tpot-Ms": true,
+	"Accept-Encoding": true, // answers must be readable
+	"Content-Length":  true, "Expect": true, "Host": true,
+}
+
+// ownPrefixes are name spaces of this and other gateways: a client that sets
+// them could choose endpoints or priorities.
+var ownPrefixes = []string{"Headgate-", "X-Gateway-", "X-Llm-D-"}
+
+func own(name string) bool {
+	for _, prefix := range ownPrefixes {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// engineHeader is the header that an engine gets.
+func engineHeader(client http.Header, p *pool, id inference.RequestID) []upstream.Field {
+	fields := make([]upstream.Field, 0, len(client)+3)
+	listed := connectionListed(client)
+	for name, values := range client {
+		if name == "Authorization" && p.forwardAuth && p.authorization == "" {
+			// kept: the pool says so
+		} else if hopByHop[name] || notForEngines[name] || own(name) || listed[name] {
+			continue
+		}
+		for _, v := range values {
+			fields = append(fields, upstream.Field{Name: name, Value: v})
+		}
+	}
+	if p.authorization != "" {
+		fields = append(fields, upstream.Field{Name: "Authorization", Value: p.authorization})
+	}
+	return append(fields, upstream.Field{Name: "X-Request-Id", Value: string(id)})
+}
+
+// clientHeader is the header of an engine's answer as the client gets it.
+func clientHeader(engine http.Header, id inference.RequestID) http.Header {
+	h := make(http.Header, len(engine)+2)
+	listed := connectionListed(engine)
+	for name, values := range engine {
+		if hopByHop[name] || listed[name] || own(name) || name == "Content-Length" || name == "Content-Encoding" {
+			continue
+		}
+		h[name] = values
+	}
+	h.Set("X-Request-Id", string(id))
+	if after := h.Get("Retry-After"); after != "" {
+		h.Set("Retry-After", seconds(min(retryAfter(after, time.Now()), inference.RetryAfterMax)))
+	}
+	return h
+}
+
+// connectionListed are the headers that a Connection header claims for the
+// connection.
+func connectionListed(h http.Header) map[string]bool {
+	var listed map[string]bool
+	for _, line := range h["Connection"] {
+		for token := range strings.SplitSeq(line, ",") {
+			if listed == nil {
+				listed = map[string]bool{}
+			}
+			listed[textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(token))] = true
+		}
+	}
+	return listed
+}
+
+// retryAfter reads a Retry-After value: seconds or a date (RFC 9110 §10.2.3).
+// What can't be read asks for nothing.
+func retryAfter(value string, now time.Time) time.Duration {
+	if n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 31); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return max(at.Sub(now), 0)
+	}
+	return 0
+}
+
+// seconds rounds up: a client must not come back early.
+func seconds(d time.Duration) string {
+	return strconv.Itoa(int((d + time.Second - 1) / time.Second))
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package telemetry turns the program's measurements into Prometheus metrics.
+//
+// It is the only package that knows Prometheus: the others speak to small
+// recorders of their own. Names have the prefix headgate_ and base units, and
+// every label is bounded, because a model name is whatever a client wrote.
+package telemetry
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/gateway"
+)
+
+const (
+	namespace = "headgate"
+
+	// modelsMax bounds the model names that get series of their own, per
+	// process; further ones share "other".
+	modelsMax = 200
+	// modelBytesMax bounds one of them.
+	modelBytesMax = 128
+)
+
+// Metrics is one process's metrics. It is a gateway.Recorder.
+type Metrics struct {
+	registry *prometheus.Registry
+	models   modelNames
+
+	requests    *prometheus.CounterVec
+	firstOutput *prometheus.HistogramVec
+	interOutput *prometheus.HistogramVec
+	attempts    *prometheus.CounterVec
+	retries     *prometheus.CounterVec
+	retryDenied *prometheus.CounterVec
+	lateChunks  prometheus.Counter
+}
+
+// New makes the metrics of a process of the given version.
+func New(version string) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		models:   modelNames{known: map[string]bool{}},
+		requests: counter("requests_total", "Requests by how they ended; pool and model are empty where none was found.",
+			"pool", "model", "outcome", "code"),
+		firstOutput: histogram("first_output_seconds", "Time from a request's arrival to its first byte at the client.",
+			prometheus.ExponentialBuckets(0.005, 2, 15), "pool", "model"),
+		interOutput: histogram("inter_output_seconds", "Time between two writes of output to one client.",
+			prometheus.ExponentialBuckets(0.001, 2, 14), "pool", "model"),
+		attempts:    counter("attempts_total", "Attempts by how they ended and what proves that they are over.", "pool", "verdict", "fence_proof"),
+		retries:     counter("retries_total", "Attempts that were repeated, by why.", "pool", "verdict"),
+		retryDenied: counter("retry_denied_total", "Attempts that might have been repeated and were not, by why.", "pool", "reason"),
+		lateChunks: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "late_chunks_total", Help: "Writes of attempts that no longer owned their client's answer; all were dropped.",
+		}),
+	}
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: namespace, Name: "build_info", Help: "Always 1; the version is a label.", ConstLabels: prometheus.Labels{"version": version},
+	})
+	info.Set(1)
+	m.registry.MustRegister(m.requests, m.firstOutput, m.interOutput, m.attempts, m.retries, m.retryDenied, m.lateChunks, info,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+}
+
+func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}, labels)
+}
+
+// Handler serves the metrics in Prometheus's text formats.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Watch adds the gauges of a gateway's endpoints, read when they are scraped.
+func (m *Metrics) Watch(status func() []gateway.PoolStatus) {
+	m.registry.MustRegister(&endpoints{
+		status: status,
+		inflight: prometheus.NewDesc(namespace+"_inflight_requests", "Requests at an endpoint that are not over.",
+			[]string{"pool", "endpoint"}, nil),
+		available: prometheus.NewDesc(namespace+"_endpoint_available", "1 if the endpoint takes requests, 0 if it failed lately and is kept away.",
+			[]string{"pool", "endpoint"}, nil),
+	})
+}
+
+// Request implements gateway.Recorder.
+func (m *Metrics) Request(pool, model string, outcome inference.Outcome, code inference.Code) {
+	m.requests.WithLabelValues(pool, m.models.label(model), outcome.String(), string(code)).Inc()
+}
+
+// FirstOutput implements gateway.Recorder.
+func (m *Metrics) FirstOutput(pool, model string, after time.Duration) {
+	m.firstOutput.WithLabelValues(pool, m.models.label(model)).Observe(after.Seconds())
+}
+
+// Gap implements gateway.Recorder.
+func (m *Metrics) Gap(pool, model string, gap time.Duration) {
+	m.interOutput.WithLabelValues(pool, m.models.label(model)).Observe(gap.Seconds())
+}
+
+// Attempt implements gateway.Recorder.
+func (m *Metrics) Attempt(pool string, verdict inference.Verdict, proof inference.Proof) {
+	m.attempts.WithLabelValues(pool, verdict.String(), proof.String()).Inc()
+}
+
+// Retry implements gateway.Recorder.
+func (m *Metrics) Retry(pool string, after inference.Verdict) {
+	m.retries.WithLabelValues(pool, after.String()).Inc()
+}
+
+// RetryDenied implements gateway.Recorder.
+func (m *Metrics) RetryDenied(pool string, reason inference.Code) {
+	m.retryDenied.WithLabelValues(pool, string(reason)).Inc()
+}
+
+// LateChunks implements gateway.Recorder.
+func (m *Metrics) LateChunks(n int) { m.lateChunks.Add(float64(n)) }
+
+// modelNames bounds the label that clients choose: first come, first named.
+type modelNames struct {
+	mu    sync.RWMutex
+	known map[string]bool
+}
+
+func (n *modelNames) label(model string) string {
+	n.mu.RLock()
+	known := n.known[model]
+	n.mu.RUnlock()
+	if known || model == "" {
+		return model
+	}
+	if len(model) > modelBytesMax || strings.ToValidUTF8(model, "") != model {
+		return "other"
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.known[model] && len(n.known) >= modelsMax {
+		return "other"
+	}
+	n.known[model] = true
+	return model
+}
+
+// endpoints reads the gauges of endpoints when they are scraped, so that an
+// endpoint has its series from the first scrape to the last.
+type endpoints struct {
+	status              func() []gateway.PoolStatus
+	inflight, available *prometheus.Desc
+}
+
+func (e *endpoints) Describe(ch chan<- *prometheus.Desc) {
+	ch <- e.inflight
+	ch <- e.available
+}
+
+func (e *endpoints) Collect(ch chan<- prometheus.Metric) {
+	for _, pool := range e.status() {
+		for _, s := range pool.Endpoints {
+			available := 1.0
+			if s.Ejected {
+				available = 0
+			}
+			ch <- prometheus.MustNewConstMetric(e.inflight, prometheus.GaugeValue, float64(s.InFlight), pool.Pool, string(s.Endpoint))
+			ch <- prometheus.MustNewConstMetric(e.available, prometheus.GaugeValue, available, pool.Pool, string(s.Endpoint))
+		}
+	}
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/gateway"
+	"github.com/headgate/headgate/internal/schedule"
+)
+
+func scrape(t *testing.T, m *Metrics) string {
+	t.Helper()
+	rec := httptest.NewRecorder()
+	m.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+	body, err := io.ReadAll(rec.Result().Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+// OBS-1: names that clients make up must not grow the metrics.
+func TestModelNamesFromClientsAreBounded(t *testing.T) {
+	m := New("test")
+	for i := range 10_000 {
+		m.Request("p", fmt.Sprintf("junk-%d", i), inference.Rejected, inference.ModelNotFound)
+	}
+	m.Request("p", strings.Repeat("x", 1000), inference.Rejected, inference.ModelNotFound)
+	m.Request("p", "bad\xffutf8", inference.Rejected, inference.ModelNotFound)
+	families, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := func(name string) (all []*dto.Metric) {
+		for _, f := range families {
+			if f.GetName() == name {
+				return f.GetMetric()
+			}
+		}
+		return nil
+	}("headgate_requests_total")
+	if len(series) != modelsMax+1 {
+		t.Errorf("%d series, want %d and one for the others", len(series), modelsMax)
+	}
+	total := 0.0
+	for _, s := range series {
+		total += s.GetCounter().GetValue()
+	}
+	if total != 10_002 {
+		t.Errorf("counted %v requests, want 10002", total)
+	}
+}
+
+// OBS-5: an endpoint has its series from the first scrape.
+func TestEndpointsAreThereFromTheFirstScrape(t *testing.T) {
+	m := New("test")
+	m.Watch(func() []gateway.PoolStatus {
+		return []gateway.PoolStatus{{Pool: "p", Endpoints: []schedule.Status{
+			{Endpoint: "http://a:1", InFlight: 3}, {Endpoint: "http://b:1", Ejected: true},
+		}}}
+	})
+	got := scrape(t, m)
+	for _, want := range []string{
+		`headgate_inflight_requests{endpoint="http://a:1",pool="p"} 3`,
+		`headgate_inflight_requests{endpoint="http://b:1",pool="p"} 0`,
+		`headgate_endpoint_available{endpoint="http://a:1",pool="p"} 1`,
+		`headgate_endpoint_available{endpoint="http://b:1",pool="p"} 0`,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the scrape lacks %s", want)
+		}
+	}
+}
+
+// TestNames keeps to Prometheus's conventions: prefix, unit, _total, help.
+func TestNames(t *testing.T) {
+	m := New("test")
+	m.Watch(func() []gateway.PoolStatus { return nil })
+	ch := make(chan *prometheus.Desc, 1000)
+	m.registry.Describe(ch)
+	close(ch)
+	for d := range ch {
+		s := d.String()
+		name := strings.SplitN(s[strings.Index(s, `fqName: "`)+len(`fqName: "`):], `"`, 2)[0]
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
+			continue
+		}
+		if !strings.HasPrefix(name, "headgate_") {
+			t.Errorf("%s: no prefix", name)
+		}
+		if strings.Contains(s, `help: ""`) {
+			t.Errorf("%s: no help", name)
+		}
+	}
+}
