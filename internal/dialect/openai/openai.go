@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package openai speaks the wire format of OpenAI's chat/completions and
+// completions, as vLLM, SGLang, TensorRT-LLM and llama.cpp serve them.
+//
+// It owns which keys of a request Headgate reads, which event of a stream is
+// output, when every choice is finished, and the shape of an error. What it
+// does not read it does not judge: unknown keys, numbers of any size and
+// content of any kind pass byte for byte, and the engine decides. It refuses a
+// request only where engine and gateway could understand it differently, as
+// with a key that is written twice.
+//
+// Events without data (comments, an id or a retry alone, empty data) are passed
+// on as they are and count as nothing. Some SDKs make an empty event of them
+// once an id was sent; the remedy would be to change an answer's bytes, which
+// the contract forbids.
+package openai
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/dialect"
+)
+
+// The two dialects of this package.
+var (
+	Chat        dialect.Dialect = api{chat: true}
+	Completions dialect.Dialect = api{}
+)
+
+// api is one implementation for both: they differ in what the prompt is.
+type api struct{ chat bool }
+
+var doneData = []byte("[DONE]")
+
+func (api) EndMarker() []byte { return []byte("data: [DONE]\n\n") }
+
+// errorObject is error's value. The order of keys is for readers only.
+type errorObject struct {
+	Message   string              `json:"message"`
+	Type      string              `json:"type"`
+	Param     *string             `json:"param"` // always null: the message names the field
+	Code      inference.Code      `json:"code"`
+	RequestID inference.RequestID `json:"request_id"`
+	Partial   bool                `json:"partial_output"`
+	Tokens    int                 `json:"delivered_output_tokens"`
+	Retryable bool                `json:"retryable"`
+}
+
+// ErrorBody has error as its only key, and so has ErrorEvent: the AI SDK loses
+// an error that comes with other keys, and go-openai finds one only where the
+// line begins with {"error": (both measured).
+func (api) ErrorBody(e *inference.Error, d dialect.ErrorDetail) []byte {
+	return encode(map[string]errorObject{"error": {
+		Message: e.Message, Type: e.Code.Info().Type, Code: e.Code,
+		RequestID: d.RequestID, Partial: d.Partial, Tokens: d.Tokens, Retryable: d.Retryable,
+	}})
+}
+
+func (a api) ErrorEvent(e *inference.Error, d dialect.ErrorDetail) []byte {
+	return append(append([]byte("data: "), a.ErrorBody(e, d)...), "\n\n"...)
+}
+
+// encode writes v as JSON on one line, with < > & as they are.
+func encode(v any) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return []byte("null") // not reached: strings, numbers and booleans always encode
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
