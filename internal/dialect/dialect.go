@@ -216,6 +216,9 @@ type Dialect interface {
 	// Answer reads a whole answer to r. model, unless "", is the name to restore
 	// in it. The error says why the body is not an answer at all.
 	Answer(r *Request, body []byte, model string) (*Answer, error)
+	// AnswerHead returns the edits that Answer would make as far as a cut-off
+	// body shows them, for an answer that is too large to be collected whole.
+	AnswerHead(body []byte, model string) []Edit
 	// EndMarker is the event that ends a complete stream.
 	EndMarker() []byte
 	// ErrorEvent is e as the last event of a stream.

@@ -45,6 +45,7 @@ type flight struct {
 	release func()          // of ctx
 
 	lastWrite time.Time
+	leaked    bool // only ever set where gateless is
 }
 
 func (g *Gateway) newFlight(ex Exchange, id inference.RequestID, d dialect.Dialect, req *dialect.Request,
@@ -208,6 +209,9 @@ func (f *flight) askRetry(e attempt.AskRetry) attempt.Event {
 // commit makes attempt n the answer: from here nothing is ever repeated.
 func (f *flight) commit(n int) attempt.Event {
 	t := f.try
+	if gateless && f.leaked {
+		return nil
+	}
 	err := f.gate.Commit(n, func() (attempt.Counters, error) {
 		sent := attempt.Counters{Events: t.heldEvents, Tokens: t.heldTokens}
 		if t.mode == whole {
@@ -244,6 +248,10 @@ func (f *flight) complete(e attempt.Complete) attempt.Event {
 func (f *flight) publish(chunk []byte, events, tokens int) attempt.Event {
 	if len(chunk) == 0 {
 		return nil
+	}
+	if gateless {
+		_, err := f.ex.Write(chunk)
+		return f.written(f.try.n, err)
 	}
 	err := f.gate.Publish(f.try.n, f.ex, chunk, events, tokens)
 	if tokens > 0 {

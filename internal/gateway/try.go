@@ -229,6 +229,9 @@ func (f *flight) take(ev dialect.Event) attempt.Event {
 	if t.stream.Complete() && t.finishBy.IsZero() {
 		t.finishBy = time.Now().Add(f.pool.limits.AfterFinish)
 	}
+	if gateless && !t.committed && ev.Output {
+		return f.leak()
+	}
 	switch {
 	case ev.Done:
 		return f.flushThen(attempt.Answered{N: t.n, Stream: true})
@@ -389,7 +392,8 @@ func (f *flight) collect() attempt.Event {
 	case err != nil:
 		return f.readFailed(err)
 	case over:
-		t.mode, t.held = raw, t.collected
+		segments, _ := dialect.Apply(t.collected, f.d.AnswerHead(t.collected, f.restore))
+		t.mode, t.held = raw, bytes.Join(segments, nil)
 		return attempt.FirstOutput{N: t.n}
 	}
 	found, err := f.d.Answer(f.req, t.collected, f.restore)

@@ -3,6 +3,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -95,6 +96,15 @@ func TestEveryCodeHasAnErrorBody(t *testing.T) {
 		if !json.Valid(body) {
 			t.Errorf("%s: %s", c, body)
 		}
+	}
+}
+
+func TestHeadOfALargeAnswerIsEditedAsFarAsItGoes(t *testing.T) {
+	body := []byte(`{"id":"x","error":null,"model":"engine/name","choices":[{"message":{"content":"cut in the midd`)
+	segments, _ := dialect.Apply(body, Chat.AnswerHead(body, "public"))
+	want := `{"id":"x","model":"public","choices":[{"message":{"content":"cut in the midd`
+	if got := string(bytes.Join(segments, nil)); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 

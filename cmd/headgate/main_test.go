@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// run executes a command line in this process.
+func run(args ...string) (string, error) {
+	var out bytes.Buffer
+	root := newRoot()
+	root.SetOut(&out)
+	root.SetArgs(args)
+	err := root.Execute()
+	return out.String(), err
+}
+
+func TestCheckTellsAllProblemsWithTheirPlaces(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "headgate.yaml")
+	if err := os.WriteFile(file, []byte("listeners: [{adress: 127.0.0.1:1}]\npools:\n  q: {timeouts: {idle: 30}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := run("check", file)
+	if err == nil {
+		t.Fatal("a bad file passed")
+	}
+	for _, want := range []string{":1:14: listeners[0].adress", "did you mean address?", ":3:24: pools.q.timeouts.idle"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("lacks %q:\n%v", want, err)
+		}
+	}
+}
+
+func TestCheckPassesTheExample(t *testing.T) {
+	if out, err := run("check", "../../examples/headgate.yaml"); err != nil || !strings.Contains(out, ": ok: ") {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+func TestServeNeedsEngines(t *testing.T) {
+	if _, err := run("serve"); err == nil || !strings.Contains(err.Error(), "--upstream") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := run("serve", "--upstream", "ftp://x"); err == nil || !strings.Contains(err.Error(), "http") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDemoOnceKeepsItsPromises(t *testing.T) {
+	if out, err := run("demo", "--once"); err != nil || !strings.Contains(out, "All promises were kept.") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestDemoNoticesABrokenGate builds a headgate whose gate can be taken away, and
+// takes it away: the demo must fail. Without the mutation the same build passes.
+func TestDemoNoticesABrokenGate(t *testing.T) {
+	binary := filepath.Join(t.TempDir(), "headgate")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-tags", "mutate", "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	demo := func(mutation string) (string, int) {
+		cmd := exec.CommandContext(t.Context(), binary, "demo", "--once")
+		cmd.Env = append(os.Environ(), "HEADGATE_MUTATE="+mutation)
+		out, err := cmd.CombinedOutput()
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			return string(out), exit.ExitCode()
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		return string(out), 0
+	}
+	if out, code := demo(""); code != 0 {
+		t.Errorf("whole gate: exit %d\n%s", code, out)
+	}
+	if out, code := demo("no_gate"); code != 1 || !strings.Contains(out, "violation: I2") {
+		t.Errorf("no gate: exit %d, want 1 and a violation of I2\n%s", code, out)
+	}
+}
