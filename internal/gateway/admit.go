@@ -9,6 +9,7 @@ import (
 	"mime"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -76,13 +77,21 @@ func checkHead(head *Head) *inference.Error {
 	if ct := head.Header.Get("Content-Type"); ct != "" {
 		media, _, err := mime.ParseMediaType(ct)
 		if err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
-			return inference.Errorf(inference.UnsupportedMediaType, "the body must be application/json")
+			return inference.Errorf(inference.UnsupportedMediaType, "the body must be application/json, not %s", strconv.Quote(clip(ct, 64)))
 		}
 	}
 	if ce := head.Header.Get("Content-Encoding"); ce != "" && !strings.EqualFold(ce, "identity") {
 		return inference.Errorf(inference.UnsupportedMediaType, "the body must not have a content coding")
 	}
 	return nil
+}
+
+// clip shortens a client's words for a message.
+func clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 func errTooLarge(limit int64) *inference.Error {

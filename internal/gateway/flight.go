@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -223,7 +224,7 @@ func (f *flight) commit(n int) attempt.Event {
 		sent.Bytes = int64(n)
 		return sent, err
 	})
-	t.held, t.committed = nil, true
+	t.held, t.committed, f.body = nil, true, nil
 	f.lastWrite = time.Now()
 	f.g.record.FirstOutput(f.pool.name, f.model, f.lastWrite.Sub(f.arrived))
 	if f.req.Stream {
@@ -299,16 +300,8 @@ func (f *flight) writeAnswer(a answer) error {
 		h["Content-Length"] = []string{strconv.FormatInt(a.length, 10)}
 	}
 	f.ex.WriteHead(a.status, h)
-	for _, segment := range a.segments {
-		if _, err := f.ex.Write(segment); err != nil {
-			return err
-		}
-	}
-	if a.length == 0 {
-		_, err := f.ex.Write(nil)
-		return err
-	}
-	return nil
+	_, err := f.ex.Write(bytes.Join(a.segments, nil))
+	return err
 }
 
 func (f *flight) writeHead(status int, engine http.Header) {
@@ -320,6 +313,8 @@ func (f *flight) clientHeader(engine http.Header) http.Header {
 	if f.ex.Head().Debug && f.place != nil {
 		h["Headgate-Endpoint"] = []string{string(f.place.Endpoint.ID)}
 		h["Headgate-Attempts"] = []string{strconv.Itoa(f.try.n)}
+		h["Headgate-Route"] = []string{"pool=" + f.pool.name + " " + f.place.Why()}
+		h["Headgate-Queue-Ms"] = []string{strconv.FormatInt(f.try.dispatched.Sub(f.arrived).Milliseconds(), 10)}
 	}
 	return h
 }

@@ -16,6 +16,10 @@ import (
 	"github.com/headgate/headgate/internal/upstream"
 )
 
+// noLimit stands for a limit that is turned off where one must be given; the
+// kernel gives up long before.
+const noLimit = 24 * time.Hour
+
 // pool is one configured pool at work.
 type pool struct {
 	name   string
@@ -63,12 +67,16 @@ func newPool(name string, c config.Pool) (*pool, error) {
 			Prefill:      time.Duration(c.Failover.RetryCostLimit.EstimatedPrefill),
 		},
 	}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))
+	connect := p.limits.Connect
+	if connect == 0 {
+		connect = noLimit
+	}
 	for _, e := range p.fleet.Endpoints {
 		u, err := url.Parse(e.URL)
 		if err != nil {
 			return nil, fmt.Errorf("pool %s: %w", name, err)
 		}
-		if p.conns[e.ID], err = upstream.New(upstream.Config{URL: u, ConnectTimeout: p.limits.Connect}); err != nil {
+		if p.conns[e.ID], err = upstream.New(upstream.Config{URL: u, ConnectTimeout: connect}); err != nil {
 			return nil, fmt.Errorf("pool %s: %w", name, err)
 		}
 	}

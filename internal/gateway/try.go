@@ -226,8 +226,8 @@ func (f *flight) take(ev dialect.Event) attempt.Event {
 	default:
 		t.hold(ev)
 	}
-	if t.stream.Complete() && t.finishBy.IsZero() {
-		t.finishBy = time.Now().Add(f.pool.limits.AfterFinish)
+	if silence := f.pool.limits.AfterFinish; silence > 0 && t.finishBy.IsZero() && t.stream.Complete() {
+		t.finishBy = time.Now().Add(silence)
 	}
 	if gateless && !t.committed && ev.Output {
 		return f.leak()

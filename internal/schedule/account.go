@@ -29,6 +29,10 @@ const (
 	ejected
 )
 
+var standingNames = [...]string{"on_trial", "good", "ramping", "ejected"}
+
+func (s standing) String() string { return standingNames[s] }
+
 // account is what the book knows of one endpoint.
 type account struct {
 	inflight int

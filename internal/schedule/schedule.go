@@ -10,6 +10,7 @@
 package schedule
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -66,8 +67,18 @@ type Ask struct {
 // Reservation is one place on an endpoint, held until Release.
 type Reservation struct {
 	Endpoint inference.Endpoint
+	rank     rank
 	book     *Book
 	once     sync.Once
+}
+
+// Why says in one line what the choice rested on.
+func (r *Reservation) Why() string {
+	why := fmt.Sprintf("load=%d standing=%s", r.rank.load, r.rank.standing)
+	if r.rank.stranger {
+		why += " revision=other"
+	}
+	return why
 }
 
 // Release gives the place back. Only the first call counts.
@@ -92,7 +103,7 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 	if !ask.Retry {
 		b.budget.first(now)
 	}
-	best, pause := b.choose(now, pool, ask)
+	best, r, pause := b.choose(now, pool, ask)
 	switch {
 	case best == nil && pause > 0:
 		err := inference.Errorf(inference.Shed, "every engine of the pool asked for a pause")
@@ -102,15 +113,14 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 		return nil, inference.Errorf(inference.NoEndpoints, "no endpoint of pool %q can take the request", pool.Name)
 	}
 	b.account(best.ID).inflight++
-	return &Reservation{Endpoint: *best, book: b}, nil
+	return &Reservation{Endpoint: *best, rank: r, book: b}, nil
 }
 
-// choose returns the best endpoint, or nil and how long until one that asked
-// for a pause may be used again. Standing comes before load; an ejected
+// choose returns the best endpoint and its rank, or nil and how long until one
+// that asked for a pause may be used again. Standing comes before load; an ejected
 // endpoint is still used when no better one is left, because a request refused
 // for want of an endpoint helps nobody.
-func (b *Book) choose(now time.Time, pool *fleet.Pool, ask Ask) (best *inference.Endpoint, pause time.Duration) {
-	var bestRank rank
+func (b *Book) choose(now time.Time, pool *fleet.Pool, ask Ask) (best *inference.Endpoint, bestRank rank, pause time.Duration) {
 	ties := 0
 	for i := range pool.Endpoints {
 		e := &pool.Endpoints[i]
@@ -139,7 +149,7 @@ func (b *Book) choose(now time.Time, pool *fleet.Pool, ask Ask) (best *inference
 			}
 		}
 	}
-	return best, pause
+	return best, bestRank, pause
 }
 
 // rank orders candidates; the least wins.
@@ -213,7 +223,7 @@ func (b *Book) Retry(now time.Time, pool *fleet.Pool, ask Ask, prompt inference.
 	case limit.Prefill > 0 && cost > limit.Prefill:
 		return inference.Errorf(inference.RetryTooExpensive, "repeating the prompt would take about %s, over the limit of %s", cost.Round(time.Millisecond), limit.Prefill)
 	}
-	if best, _ := b.choose(now, pool, ask); best == nil {
+	if best, _, _ := b.choose(now, pool, ask); best == nil {
 		return inference.Errorf(inference.NoEndpoints, "no other endpoint of pool %q can take the request", pool.Name)
 	}
 	if !b.budget.take(now) {
