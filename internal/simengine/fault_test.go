@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -586,6 +587,53 @@ func TestEveryRequestHasOneEnd(t *testing.T) {
 		}
 		if !slices.Equal(ends, []string{want}) {
 			t.Errorf("%q ended as %v, want %s", fault, ends, want)
+		}
+	}
+}
+
+// Every kind at every point it may have, streamed and not: it strikes in at
+// least one of the two, is logged once where it does, the answer comes to an
+// end, and the request has one end in the log.
+func TestEveryKindAtEveryPoint(t *testing.T) {
+	args := map[string]string{"stall": ":1ms", "bigline": ":500", "delta": ":tool", "status": ":503"}
+	numbers := map[string]string{"body": ":9", "computed": ":2", "token": ":2", "in-chunk": ":2:9", "in-char": ":2", "in-body": ":9"}
+	for kind, rule := range kindRules {
+		for _, point := range rule.points {
+			if point == "accept" || point == "listen" {
+				continue // shown by TestFaultsWithoutARequest
+			}
+			fault := kind + "@" + point + numbers[point] + args[kind]
+			t.Run(fault, func(t *testing.T) {
+				struck := 0
+				for _, body := range []string{stream4, whole4} {
+					e := start(t, Config{Tool: func(context.Context, ToolCall) error { return nil }})
+					c := dial(t, e).post(chatPath, body, "Connection: close", "X-Request-Id: req_1", "X-Sim-Fault: usage:always,"+fault)
+					_, _ = c.rest()
+					_ = c.Close()
+					await(t, e, On(EventConnClosed, ""))
+					ends, here := 0, 0
+					for _, en := range e.Log() {
+						switch en.Event {
+						case EventFinished, EventAborted, EventCut, EventRefused:
+							ends++
+						case EventFault:
+							if en.Detail == fault {
+								here++
+							}
+						}
+					}
+					if ends != 1 || here > 1 {
+						t.Errorf("%d ends, struck %d times", ends, here)
+					}
+					if s := e.Snapshot(); s.Running+s.Waiting+s.BlocksUsed != 0 {
+						t.Errorf("the model still works: %+v", s)
+					}
+					struck += here
+				}
+				if struck == 0 {
+					t.Error("it never strikes")
+				}
+			})
 		}
 	}
 }
