@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command tinygguf writes a small language model for tests, as a GGUF file that
 // llama.cpp loads like any other model of the llama architecture.
 //

@@ -1,0 +1,62 @@
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS   += --no-print-directory
+.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration bench gen
+
+# Tests ask testing.Short whether they are left to make test-long.
+SHORT    ?= -short
+FUZZTIME ?= 5s
+BENCH    ?= .
+packages  = $$(go list ./... | grep -v /test/)
+
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+run: ## serve examples/headgate.yaml
+	go run ./cmd/headgate serve --config examples/headgate.yaml
+
+demo: ## three simulated engines, one killed before a first delta and one after
+	go run ./cmd/headgate demo
+
+demo-real: ## the same with real engines and a small real model
+	./test/real/demo.sh
+
+test: ## install what the tests need and run all of them
+	@for stage in tools check unit race fuzz integration; do \
+		SECONDS=0; echo "== $$stage"; $(MAKE) $$stage; echo "== $$stage took $$SECONDS s"; \
+	done
+
+test-long: ## test with longer fuzzing, repeated race runs and slow parts
+	@$(MAKE) test FUZZTIME=60s SHORT= COUNT=5
+
+tools:
+	@. test/deps/lib.sh; apt_need curl=curl git=git g++=g++
+
+check: ## formatting, go vet, linters and the rules of architecture_test.go
+	@files=$$(gofmt -l .); [[ -z $$files ]] || { echo "not formatted by gofmt:" $$files; exit 1; }
+	go vet ./...
+	$$(test/deps/lint.sh) run
+	go test .
+
+unit: ## tests of the packages
+	go test $(packages)
+
+race: ## the same under the race detector
+	go test -race $(if $(COUNT),-count=$(COUNT)) $(packages)
+
+fuzz: ## run every fuzz target for FUZZTIME
+	@for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
+		for target in $$(go test -list '^Fuzz' $$dir | grep '^Fuzz'); do \
+			echo "$$dir $$target"; \
+			out=$$(go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$dir) || { echo "$$out"; exit 1; }; \
+		done; \
+	done
+
+integration: ## tests with real engines, clients and proxies
+	go test -count=1 -timeout 20m $(SHORT) ./test/...
+
+bench: ## benchmarks; BENCH=name picks some
+	go test -run '^$$' -bench '$(BENCH)' -benchmem $(packages)
+
+gen: ## write docs/config.md from internal/config
+	go test ./internal/config -update
