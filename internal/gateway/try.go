@@ -76,6 +76,7 @@ func (t *try) close(f *flight) {
 	}
 	// Engines send the final chunk a moment after the end marker. The client
 	// must not wait for it, and the connection is worth a short wait.
+	res.Detach()
 	f.g.running.Go(func() {
 		res.SetReadDeadline(time.Now().Add(settleTime))
 		_, _ = res.Read(make([]byte, 64))
@@ -332,7 +333,11 @@ func (f *flight) evidence(end *upstream.End) attempt.Event {
 	case upstream.InvalidRequest:
 		return attempt.Broken{Reason: end.Error()}
 	}
-	return attempt.Evidence{N: t.n, Kind: evidenceOf[end.Cause]}
+	kind := evidenceOf[end.Cause]
+	if kind == attempt.Unknown && !end.Reused && !end.RequestWritten && !end.ResponseStarted {
+		kind = attempt.Unwritten // no socket to be had, say
+	}
+	return attempt.Evidence{N: t.n, Kind: kind}
 }
 
 var evidenceOf = map[upstream.Cause]attempt.Kind{
