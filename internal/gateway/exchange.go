@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"time"
@@ -86,9 +87,7 @@ func (x *httpExchange) SetBodyDeadline(t time.Time) {
 
 func (x *httpExchange) WriteHead(status int, header http.Header) {
 	h := x.w.Header()
-	for name, values := range header {
-		h[name] = values
-	}
+	maps.Copy(h, header)
 	x.w.WriteHeader(status)
 }
 
