@@ -109,7 +109,11 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return 0
 }
 
-// seconds rounds up: a client must not come back early.
-func seconds(d time.Duration) string {
-	return strconv.Itoa(int((d + time.Second - 1) / time.Second))
+// seconds is a wait as Retry-After says it.
+func seconds(d time.Duration) string { return roundUp(d, time.Second) }
+
+// roundUp counts units, and a part of one as one: a client must not come back
+// early.
+func roundUp(d, unit time.Duration) string {
+	return strconv.FormatInt(int64((d+unit-1)/unit), 10)
 }

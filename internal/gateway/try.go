@@ -396,6 +396,10 @@ func (f *flight) collect() attempt.Event {
 	switch {
 	case err != nil:
 		return f.readFailed(err)
+	case over && f.pool.policy.ExecutesTools:
+		// SDKs send a request again whose body was cut, and its tools may have
+		// run; so such an answer is never begun.
+		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the answer is larger than collect_max"}
 	case over:
 		segments, _ := dialect.Apply(t.collected, f.d.AnswerHead(t.collected, f.restore))
 		t.mode, t.held = raw, bytes.Join(segments, nil)

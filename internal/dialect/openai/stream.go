@@ -5,6 +5,7 @@ package openai
 import (
 	"bytes"
 	"cmp"
+	"unicode/utf8"
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect"
@@ -25,6 +26,7 @@ type stream struct {
 	outputs   int
 	done      bool
 	failed    bool
+	ids       bool   // an id field was seen
 	total     report // of usage-only events
 	running   report // of usage beside choices
 
@@ -104,8 +106,9 @@ func (s *stream) whole(e sse.Event) bool {
 func (s *stream) judge(e sse.Event) dialect.Event {
 	out := dialect.Event{Bytes: e.Raw}
 	data := bytes.TrimSpace(e.Data)
+	s.ids = s.ids || e.ID
 	if len(data) == 0 {
-		return out
+		return s.dataless(e)
 	}
 	name := string(e.Name)
 	if bytes.Equal(data, doneData) && name != "error" {
@@ -134,6 +137,21 @@ func (s *stream) judge(e sse.Event) dialect.Event {
 		out.Bytes = s.patch(e)
 	}
 	return out
+}
+
+// dataless judges lines that carry no data. Comments pass: they keep connections
+// alive. Anything else is withheld, and comments too once an id was sent: the
+// decoders of the common SDKs make an empty event of it then, and fail on its
+// empty JSON. Bytes that are not text are no event stream.
+func (s *stream) dataless(e sse.Event) dialect.Event {
+	switch {
+	case !utf8.Valid(e.Raw):
+		s.failed = true
+		return dialect.Event{Failure: &dialect.Failure{Message: "undecodable event"}}
+	case e.Fields > 0 || s.ids:
+		return dialect.Event{}
+	}
+	return dialect.Event{Bytes: e.Raw}
 }
 
 // namedError is the failure that an event named error reports, whatever form
