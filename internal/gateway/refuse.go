@@ -29,6 +29,9 @@ func writeError(ex Exchange, id inference.RequestID, d dialect.Dialect, err *inf
 		"Headgate-Reason": {string(err.Code)},
 		"X-Should-Retry":  {strconv.FormatBool(err.Code.Info().Retryable)},
 	}
+	if err.Allow != "" {
+		h["Allow"] = []string{err.Allow}
+	}
 	if wait := err.Wait(); wait > 0 {
 		h["Retry-After"] = []string{seconds(wait)}
 		h["Retry-After-Ms"] = []string{roundUp(wait, time.Millisecond)}

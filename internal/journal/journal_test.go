@@ -270,6 +270,29 @@ func TestClientThatLeavesWhileItsKeyIsCommitted(t *testing.T) {
 	})
 }
 
+// TestCommitThatNobodyWaitsForAnyMore.
+func TestCommitThatNobodyWaitsForAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMoody()
+		j := open(t, s)
+		must(t, j.Receive(t.Context(), Event{Request: "r", Arrival: &Arrival{}}))
+		must(t, j.Flush(t.Context()))
+		s.mu.Lock()
+		s.hold = make(chan struct{})
+		s.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := j.FirstDelta(ctx, Event{Request: "r", Attempt: 1}, true); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("first delta: %v", err)
+		}
+		close(s.hold)
+		if r, err := j.Get(t.Context(), "r"); err != nil || r.Terminal() || !r.FirstDeltaSent {
+			t.Errorf("%+v, %v", r, err)
+		}
+		shut(t, j)
+	})
+}
+
 // TestNothingIsSyncedForWhoDoesNotAsk: group commits of async events are not
 // durable, and come at most every few milliseconds.
 func TestNothingIsSyncedForWhoDoesNotAsk(t *testing.T) {

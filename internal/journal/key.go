@@ -38,18 +38,19 @@ type KeyState uint8
 // States of a key. KeyNew and KeyReopened are run; every other state is answered at
 // once.
 const (
-	KeyNew            KeyState = iota // run it as the claim's request
-	KeyReopened                       // run it as Record's request, from attempt Record.Attempt+1
-	KeyInProgress                     // it runs, or its last attempt is not fenced
-	KeyReplay                         // completed: send Answer again
-	KeyUnstored                       // completed, and the answer was too large to keep or has expired
-	KeyInterrupted                    // it ended after a delta: send its error again
-	KeyExhausted                      // it failed max_attempts times
-	KeyEffectsUnknown                 // it failed, and its engine may have called tools
-	KeyReused                         // the key came with another body
+	noKey             KeyState = iota
+	KeyNew                     // run it as the claim's request
+	KeyReopened                // run it as Record's request, from attempt Record.Attempt+1
+	KeyInProgress              // it runs, or its last attempt is not fenced
+	KeyReplay                  // completed: send Answer again
+	KeyUnstored                // completed, and the answer was too large to keep or has expired
+	KeyInterrupted             // it ended after a delta: send its error again
+	KeyExhausted               // it failed max_attempts times
+	KeyEffectsUnknown          // it failed, and its engine may have called tools
+	KeyReused                  // the key came with another body
 )
 
-var keyStateNames = [...]string{"new", "reopened", "in_progress", "replay", "unstored", "interrupted",
+var keyStateNames = [...]string{"", "new", "reopened", "in_progress", "replay", "unstored", "interrupted",
 	"exhausted", "effects_unknown", "reused"}
 
 func (s KeyState) String() string {

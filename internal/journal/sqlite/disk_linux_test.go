@@ -54,7 +54,7 @@ func TestFileLimit(t *testing.T) {
 	mend := func() { must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before)) }
 	defer mend()
 	outage(t, path,
-		func() { must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 200_000, Max: before.Max})) },
+		func() { must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 4096, Max: before.Max})) },
 		mend)
 }
 

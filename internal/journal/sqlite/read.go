@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -19,16 +20,16 @@ func (s *Store) Get(ctx context.Context, id inference.RequestID) (*journal.Recor
 	return r, wrapRead(err)
 }
 
+// window is how far back from the newest record that can match a list looks
+// first. Records that match are near it more often than not, and sorting all
+// that match is what takes time.
+const window = 8192
+
 // List implements journal.Store. What is asked for is found in an index alone;
 // only the rows of the page are read.
 func (s *Store) List(ctx context.Context, f journal.Filter) (journal.Page, error) {
 	page := journal.Page{Records: []*journal.Record{}}
-	query, args := listQuery(f)
-	rows, err := s.r.QueryContext(ctx, query, args...)
-	if err != nil {
-		return page, wrap(err)
-	}
-	records, err := scanRecords(rows)
+	records, err := s.list(ctx, f)
 	if err != nil {
 		return page, wrap(err)
 	}
@@ -40,14 +41,62 @@ func (s *Store) List(ctx context.Context, f journal.Filter) (journal.Page, error
 	return page, nil
 }
 
-// listQuery asks for one row more than the page has, to know whether another
+// list returns one record more than the page has, if there is one: then another
 // page follows.
-func listQuery(f journal.Filter) (string, []any) {
-	var where []string
-	var args []any
+func (s *Store) list(ctx context.Context, f journal.Filter) ([]*journal.Record, error) {
+	q := newQuery(f)
+	if q.sorts {
+		newest, err := s.newest(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		// With a page full of records from here on, none before can be newer.
+		records, err := s.query(ctx, q, newest-window)
+		if err != nil || len(records) > f.Size() {
+			return records, err
+		}
+	}
+	return s.query(ctx, q, 0)
+}
+
+// newest guesses the Seq of the newest record that the filter can match. A clock
+// that was set makes it a bad guess, which costs time and nothing else.
+func (s *Store) newest(ctx context.Context, f journal.Filter) (seq int64, err error) {
+	if f.Before != 0 {
+		return f.Before, nil
+	}
+	query, args := `SELECT seq FROM requests ORDER BY seq DESC LIMIT 1`, []any{}
+	if f.Until != 0 {
+		query, args = `SELECT seq FROM requests WHERE created_at < ? ORDER BY created_at DESC LIMIT 1`, []any{int64(f.Until)}
+	}
+	err = s.r.QueryRowContext(ctx, query, args...).Scan(&seq)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, nil
+	}
+	return seq, err
+}
+
+func (s *Store) query(ctx context.Context, q query, from int64) ([]*journal.Record, error) {
+	rows, err := s.r.QueryContext(ctx, q.text, append([]any{from}, q.args...)...)
+	if err != nil {
+		return nil, err
+	}
+	return scanRecords(rows)
+}
+
+// query is a Filter in SQL. Its first argument is the lowest Seq to look at.
+type query struct {
+	text  string
+	args  []any
+	sorts bool // it visits all that match, to find the newest
+}
+
+func newQuery(f journal.Filter) query {
+	where := []string{"seq >= ?"}
+	var q query
 	add := func(cond string, arg any) {
 		where = append(where, cond)
-		args = append(args, arg)
+		q.args = append(q.args, arg)
 	}
 	if f.Since != 0 {
 		add("created_at >= ?", int64(f.Since))
@@ -64,27 +113,27 @@ func listQuery(f journal.Filter) (string, []any) {
 	if f.Model != "" {
 		add("model = ?", f.Model)
 	}
-	from := "requests"
 	if f.Outcome != inference.NoOutcome {
 		add("outcome = ?", f.Outcome.String())
 	}
 	if f.Unfinished {
 		add("outcome = ?", "")
 	}
+	from := "requests"
+	// One condition on tenant or outcome has an index in the order of the list.
 	// Several conditions: one pass over the index that has all columns is never
 	// bad, and following one of many rows each to the table is.
-	if len(where) > 1 || f.Since != 0 || f.Until != 0 || f.Pool != "" || f.Model != "" {
+	if len(q.args) > 1 || f.Since != 0 || f.Until != 0 || f.Pool != "" || f.Model != "" {
 		from += " INDEXED BY requests_filter"
+		q.sorts = true
 	}
 	if f.Before != 0 {
 		add("seq < ?", f.Before)
 	}
-	cond := ""
-	if len(where) > 0 {
-		cond = "WHERE " + strings.Join(where, " AND ")
-	}
-	args = append(args, f.Size()+1)
-	return fmt.Sprintf(`SELECT seq, record FROM requests WHERE seq IN (SELECT seq FROM %s %s ORDER BY seq DESC LIMIT ?) ORDER BY seq DESC`, from, cond), args
+	q.args = append(q.args, f.Size()+1)
+	q.text = fmt.Sprintf(`SELECT seq, record FROM requests WHERE seq IN (SELECT seq FROM %s WHERE %s ORDER BY seq DESC LIMIT ?) ORDER BY seq DESC`,
+		from, strings.Join(where, " AND "))
+	return q
 }
 
 // Events implements journal.Store.

@@ -27,8 +27,10 @@ import (
 const (
 	readers    = 4
 	busyWait   = 5 * time.Second
-	sweepRows  = 64  // records deleted in one Sweep
-	vacuumSize = 256 // pages given back in one Sweep
+	sweepRows  = 64   // records deleted in one Sweep
+	vacuumSize = 256  // pages given back in one Sweep
+	logRows    = 1000 // rows written between checkpoints beside the writer
+	logMax     = 8192 // pages of the log, past which a commit checkpoints itself
 )
 
 // Store is a journal.Store in an SQLite file. Make one with Open or OpenReader.
@@ -38,11 +40,15 @@ type Store struct {
 	w    *sql.DB
 	r    *sql.DB
 
+	full   chan struct{}  // the log has grown: checkpoint it
+	movers sync.WaitGroup // the goroutine that does
+
 	// mu is held for the length of a transaction and guards what follows.
 	mu      sync.Mutex
 	conn    *sql.Conn
 	stmts   statements
 	synced  bool // how the connection commits at present
+	rows    int  // written since the last checkpoint was asked for
 	suspect bool // an I/O error may have left a hole in the write-ahead log
 }
 
@@ -77,7 +83,7 @@ func open(ctx context.Context, path string) (_ *Store, err error) {
 	if err := f.Close(); err != nil {
 		return nil, err
 	}
-	if s.w, err = connect(path, "rw", "auto_vacuum(incremental)", "journal_mode(wal)", "synchronous(full)", "wal_autocheckpoint(2000)"); err != nil {
+	if s.w, err = connect(path, "rw", "auto_vacuum(incremental)", "journal_mode(wal)", "synchronous(full)", fmt.Sprintf("wal_autocheckpoint(%d)", logMax)); err != nil {
 		return nil, err
 	}
 	s.synced = true
@@ -91,7 +97,28 @@ func open(ctx context.Context, path string) (_ *Store, err error) {
 	if err := s.stmts.prepare(ctx, s.conn); err != nil {
 		return nil, wrap(err)
 	}
-	return s, s.openReaders(path)
+	if err := s.openReaders(path); err != nil {
+		return nil, err
+	}
+	c, err := connect(path, "rw")
+	if err != nil {
+		return nil, err
+	}
+	s.full = make(chan struct{}, 1)
+	s.movers.Go(func() { s.checkpoint(c) })
+	return s, nil
+}
+
+// checkpoint moves the log into the database, beside the writer, whenever it
+// has grown: the syncs that this takes hold no commit up. Past logMax the
+// writer finishes it, so that the log begins anew under any load.
+func (s *Store) checkpoint(c *sql.DB) {
+	defer c.Close()
+	c.SetMaxOpenConns(1)
+	for range s.full {
+		// What goes wrong here, the writer will meet and report.
+		_, _ = c.Exec("PRAGMA wal_checkpoint(PASSIVE)")
+	}
 }
 
 // OpenReader opens a journal to look at it, while a gateway writes or not.
@@ -153,6 +180,11 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
+	if s.full != nil {
+		close(s.full)
+		s.movers.Wait()
+		s.full = nil
+	}
 	if s.r != nil {
 		errs = append(errs, s.r.Close())
 	}
@@ -194,9 +226,11 @@ func (s *Store) transact(ctx context.Context, durable bool, fn func(journal.Tx) 
 	if _, err := s.stmts.begin.ExecContext(ctx); err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	err := fn(&tx{ctx: ctx, s: &s.stmts})
+	t := &tx{ctx: ctx, s: &s.stmts}
+	err := fn(t)
 	if err == nil {
 		if _, err = s.stmts.commit.ExecContext(ctx); err == nil {
+			s.grown(t.rows)
 			return nil
 		}
 		err = fmt.Errorf("commit: %w", err)
@@ -204,6 +238,18 @@ func (s *Store) transact(ctx context.Context, durable bool, fn func(journal.Tx) 
 	// SQLite may have rolled back by itself; saying so again does no harm.
 	_, _ = s.stmts.rollback.ExecContext(context.WithoutCancel(ctx))
 	return err
+}
+
+// grown counts what went into the log.
+func (s *Store) grown(rows int) {
+	if s.rows += rows; s.rows < logRows {
+		return
+	}
+	s.rows = 0
+	select {
+	case s.full <- struct{}{}:
+	default:
+	}
 }
 
 // sync chooses whether commits reach the disk. A synced commit takes with it all

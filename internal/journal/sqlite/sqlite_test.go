@@ -399,8 +399,8 @@ func TestListsAreFoundInAnIndex(t *testing.T) {
 		{Tenant: "t", Outcome: inference.Failed}, {Tenant: "t", Unfinished: true, Since: 1}, {Tenant: "t", Before: 9},
 		{Since: 1, Until: 2, Tenant: "t", Pool: "p", Model: "m", Outcome: inference.Interrupted, Before: 5},
 	} {
-		query, args := listQuery(f)
-		rows, err := s.r.QueryContext(t.Context(), "EXPLAIN QUERY PLAN "+query, args...)
+		q := newQuery(f)
+		rows, err := s.r.QueryContext(t.Context(), "EXPLAIN QUERY PLAN "+q.text, append([]any{0}, q.args...)...)
 		if err != nil {
 			t.Fatalf("%+v: %v", f, err)
 		}

@@ -77,8 +77,9 @@ func (s *statements) close() {
 
 // tx implements journal.Tx.
 type tx struct {
-	ctx context.Context // of the Update
-	s   *statements
+	ctx  context.Context // of the Update
+	s    *statements
+	rows int // written
 }
 
 func (t *tx) Raise(gateway string) (generation uint64, lastEvent int64, err error) {
@@ -104,6 +105,7 @@ func (t *tx) Load(id inference.RequestID) (*journal.Record, error) {
 }
 
 func (t *tx) Save(r *journal.Record, was journal.Was) (bool, error) {
+	t.rows++
 	record, err := json.Marshal(r)
 	if err != nil {
 		return false, fmt.Errorf("encode %s: %w", r.RequestID, err)
@@ -133,6 +135,7 @@ func changed(res sql.Result, err error) (bool, error) {
 }
 
 func (t *tx) Log(r *journal.Record, e *journal.Event) error {
+	t.rows++
 	bare := *e
 	bare.Seq, bare.Request = 0, "" // columns
 	event, err := json.Marshal(bare)
@@ -205,6 +208,7 @@ func (s *Store) Sweep(ctx context.Context, now, before journal.Time) (int, error
 		n, err = s.stmts.sweep(ctx, now, before)
 		return err
 	})
+	s.grown(4 * n)
 	s.suspect = s.suspect || ioFailed(err)
 	if err != nil {
 		return 0, wrap(err)
