@@ -355,6 +355,23 @@ func TestCloseOfAFailingStoreGivesUp(t *testing.T) {
 	})
 }
 
+// TestCloseAfterAnOutageWithNothingLeft returns at once.
+func TestCloseAfterAnOutageWithNothingLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMoody()
+		j := open(t, s)
+		s.be(errFull, false)
+		if err := j.Commit(t.Context(), Event{Request: "r", Kind: Received, Arrival: &Arrival{}}); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("commit: %v", err)
+		}
+		start := time.Now()
+		shut(t, j)
+		if took := time.Since(start); took > retryPause {
+			t.Errorf("close took %s", took)
+		}
+	})
+}
+
 // TestFullQueueBehindAFailingStoreRecovers: memory stays bounded, commits are
 // refused at once, and after recovery everything flows again.
 func TestFullQueueBehindAFailingStoreRecovers(t *testing.T) {
