@@ -535,3 +535,76 @@ func TestMemoryIsARing(t *testing.T) {
 	}
 	shut(t, j)
 }
+
+// TestUnknownFirstDeltaIsNotForgotten: the bit was kept although its caller was
+// told that this is unknown. Nothing runs after it (I2).
+func TestUnknownFirstDeltaIsNotForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMoody()
+		j := open(t, s)
+		_, err := j.Begin(t.Context(), claim("r", "k", "b"))
+		must(t, err)
+		must(t, j.Commit(t.Context(), Event{Request: "r", Kind: Dispatched, Attempt: 1}))
+		s.be(errFull, true)
+		if err := j.FirstDelta(t.Context(), Event{Request: "r", Attempt: 1}, true); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("first delta: %v", err)
+		}
+		s.be(nil, false)
+		if err := j.Commit(t.Context(), Event{Request: "r", Kind: Dispatched, Attempt: 2}); !errors.Is(err, ErrLost) {
+			t.Errorf("dispatch: %v", err)
+		}
+		must(t, j.Finish(Event{Request: "r", Outcome: inference.Failed}, nil))
+		if d, err := j.Begin(t.Context(), claim("r2", "k", "b")); err != nil || d.State != KeyInterrupted {
+			t.Errorf("repeat: %s %v", d.State, err)
+		}
+		shut(t, j)
+	})
+}
+
+// TestNobodyWaitsBehindAFullBatch: while the store fails and the batch that it
+// refuses has no room left, commits are refused and not left to wait.
+func TestNobodyWaitsBehindAFullBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMoody()
+		j := open(t, s, func(c *Config) { c.Queue = 16 })
+		s.be(errFull, false)
+		for range 20 {
+			_ = j.Append(Event{Request: "r", Kind: Queued}) // the last are one too many
+			time.Sleep(retryPause * 2)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := j.Commit(ctx, Event{Request: "r", Kind: Queued}); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("commit: %v", err)
+		}
+		s.be(nil, false)
+		shut(t, j)
+	})
+}
+
+func TestKeysAreDurable(t *testing.T) {
+	s := newMoody()
+	j := open(t, s, func(c *Config) { c.Durability = Relaxed })
+	before := s.durable
+	_, err := j.Begin(t.Context(), claim("r", "k", "b"))
+	must(t, err)
+	shut(t, j)
+	if s.durable != before+1 {
+		t.Errorf("%d durable updates for one key", s.durable-before)
+	}
+}
+
+// TestManyRecordsOfAPredecessor: more than one step of closing.
+func TestManyRecordsOfAPredecessor(t *testing.T) {
+	s := NewMemory(0)
+	j := open(t, s)
+	for i := range 2*orphansPerStep + 9 {
+		must(t, j.Receive(t.Context(), Event{Request: inference.RequestID(fmt.Sprint("r", i)), Arrival: &Arrival{}}))
+	}
+	shut(t, j)
+	next := open(t, s)
+	defer shut(t, next)
+	if page, err := next.List(t.Context(), Filter{Unfinished: true}); err != nil || len(page.Records) != 0 {
+		t.Errorf("%d are left: %v", len(page.Records), err)
+	}
+}

@@ -418,3 +418,102 @@ func TestListsAreFoundInAnIndex(t *testing.T) {
 		}
 	}
 }
+
+// TestSwapsCompare: a row changes only if it is what the caller saw.
+func TestSwapsCompare(t *testing.T) {
+	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "j.db"))
+	must(t, err)
+	defer s.Close()
+	r := &journal.Record{RequestID: "r", Gateway: "a", Generation: 3}
+	done := &journal.Record{RequestID: "r", Gateway: "a", Generation: 3, Outcome: "completed"}
+	mine := journal.Was{Gateway: "a", Generation: 3}
+	other := &journal.Record{RequestID: "r", Gateway: "b", Generation: 1}
+	hash := journal.Digest([]byte("key"))
+	must(t, s.Update(t.Context(), true, func(tx journal.Tx) error {
+		for i, c := range []struct {
+			record *journal.Record
+			was    journal.Was
+			want   bool
+		}{
+			{r, mine, false}, // not there yet
+			{r, journal.Was{}, true},
+			{r, journal.Was{}, false}, // there already
+			{r, mine, true},
+			{r, journal.Was{Gateway: "a", Generation: 2}, false},
+			{r, journal.Was{Gateway: "b", Generation: 3}, false},
+			{done, journal.Was{Gateway: "a", Generation: 4}, false},
+			{done, journal.Was{Gateway: "a", Generation: 3, Terminal: true}, false},
+			{done, mine, true},
+			{r, mine, false}, // has its outcome
+			{other, journal.Was{Gateway: "a", Generation: 3, Terminal: true}, true},
+			{r, journal.Was{Gateway: "a", Generation: 3, Terminal: true}, false},
+		} {
+			got, err := tx.Save(c.record, c.was)
+			if err != nil || got != c.want {
+				t.Errorf("save %d: %v %v, want %v", i, got, err, c.want)
+			}
+		}
+		for i, c := range []struct {
+			request, was inference.RequestID
+			want         bool
+		}{{"r", "x", false}, {"r", "", true}, {"r2", "", false}, {"r2", "x", false}, {"r2", "r", true}, {"r3", "r", false}} {
+			got, err := tx.Bind(&journal.Binding{Hash: hash, Request: c.request}, c.was)
+			if err != nil || got != c.want {
+				t.Errorf("bind %d: %v %v, want %v", i, got, err, c.want)
+			}
+		}
+		return nil
+	}))
+}
+
+// TestEventsWrittenTwiceCountOnce: a commit whose result was unknown is tried
+// again.
+func TestEventsWrittenTwiceCountOnce(t *testing.T) {
+	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "j.db"))
+	must(t, err)
+	defer s.Close()
+	r := &journal.Record{RequestID: "r", Gateway: "a", Generation: 1}
+	for range 2 {
+		must(t, s.Update(t.Context(), true, func(tx journal.Tx) error {
+			if _, err := tx.Save(r, journal.Was{}); err != nil {
+				return err
+			}
+			return tx.Log(r, &journal.Event{Seq: 5, Request: "r", Kind: journal.Queued, At: 1})
+		}))
+	}
+	failed := errors.New("later")
+	if err := s.Update(t.Context(), true, func(tx journal.Tx) error {
+		if err := tx.Log(r, &journal.Event{Seq: 6, Request: "r", Kind: journal.Queued, At: 1}); err != nil {
+			return err
+		}
+		return failed
+	}); !errors.Is(err, failed) {
+		t.Error(err)
+	}
+	events, err := s.Events(t.Context(), journal.EventFilter{Request: "r"})
+	if err != nil || len(events) != 1 {
+		t.Errorf("%v %v", events, err)
+	}
+}
+
+// TestNothingSecretIsKept: keys and bodies leave no trace in the file.
+func TestNothingSecretIsKept(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "j.db")
+	j := newJournal(t, path)
+	_, err := j.Begin(t.Context(), journal.Claim{Request: id(1), Key: "SECRET-key", Digest: journal.Digest([]byte("SECRET-body")), Arrival: arrival(1)})
+	must(t, err)
+	tape := journal.Tape{Max: 100}
+	_, _ = tape.Write([]byte("answer"))
+	must(t, j.Finish(journal.Event{Request: id(1), Outcome: inference.Completed,
+		Error: &inference.Error{Code: inference.Internal, Message: "m", Err: errors.New("SECRET-cause")}},
+		tape.Answer(200, map[string][]string{"Set-Cookie": {"SECRET-cookie"}, "Authorization": {"SECRET-token"}})))
+	must(t, j.Flush(t.Context()))
+	for _, name := range []string{path, path + "-wal"} {
+		text, err := os.ReadFile(name)
+		must(t, err)
+		if strings.Contains(string(text), "SECRET") {
+			t.Errorf("%s holds a secret", name)
+		}
+	}
+	must(t, j.Close())
+}
