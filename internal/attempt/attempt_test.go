@@ -178,7 +178,7 @@ func (w *watcher) harmless(e Respond) {
 	}
 	if ev, ok := w.evidence[w.dispatched]; ok {
 		switch ev.Kind {
-		case ConnectRefused, NameGone, TLSFailed, Unwritten:
+		case ConnectRefused, NameGone, EndpointGone, TLSFailed, Unwritten:
 			return
 		case Answer:
 			if ev.Status == 429 || ev.Status == 503 || ev.Stamped && (ev.Status == 502 || ev.Status == 504) {
@@ -210,6 +210,7 @@ func TestClassifier(t *testing.T) {
 	}{
 		{Evidence{Kind: ConnectRefused}, inference.NotStarted, all(inference.ProofNotStarted)},
 		{Evidence{Kind: NameGone}, inference.NotStarted, all(inference.ProofNotStarted)},
+		{Evidence{Kind: EndpointGone}, inference.NotStarted, all(inference.ProofNotStarted)},
 		{Evidence{Kind: TLSFailed}, inference.NotStarted, all(inference.ProofNotStarted)},
 		{Evidence{Kind: Unwritten}, inference.NotStarted, all(inference.ProofNotStarted)},
 		{Evidence{Kind: EngineExited}, inference.Dead, all(inference.ProofDead)},

@@ -15,6 +15,7 @@ type Kind uint8
 const (
 	ConnectRefused Kind = iota
 	NameGone            // DNS has no such host
+	EndpointGone        // the endpoint left the pool before anything was sent to it
 	TLSFailed
 	Unwritten // a fresh connection broke before the request was fully written
 
@@ -47,7 +48,7 @@ const (
 )
 
 var kindNames = [kinds]string{
-	ConnectRefused: "connect_refused", NameGone: "name_gone", TLSFailed: "tls_failed", Unwritten: "unwritten",
+	ConnectRefused: "connect_refused", NameGone: "name_gone", EndpointGone: "endpoint_gone", TLSFailed: "tls_failed", Unwritten: "unwritten",
 	EngineExited: "engine_exited", ContainerTerminated: "container_terminated", NewIncarnation: "new_incarnation",
 	PeerClosed: "peer_closed", PeerReset: "peer_reset", StaleConnection: "stale_connection", PodGone: "pod_gone",
 	ConnectTimeout: "connect_timeout", NoRoute: "no_route", GuardLost: "guard_lost", ProbesFail: "probes_fail",
@@ -81,6 +82,7 @@ func (k Kind) limit() string {
 var verdicts = [kinds]inference.Verdict{
 	ConnectRefused: inference.NotStarted,
 	NameGone:       inference.NotStarted,
+	EndpointGone:   inference.NotStarted,
 	TLSFailed:      inference.NotStarted,
 	Unwritten:      inference.NotStarted,
 

@@ -33,7 +33,8 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 		return nil, err
 	}
 	query := route.Query{Host: head.Host, Path: head.Path, Header: head.Header}
-	bodyMax, err := g.routes.LargestBody(query, head.BodyMax)
+	state := g.state.Load()
+	bodyMax, err := state.routes.LargestBody(query, head.BodyMax)
 	if err != nil {
 		return nil, err
 	}
@@ -47,11 +48,11 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 		return nil, inference.AsError(inspectErr)
 	}
 	query.Model = req.Model
-	found, err := g.routes.Match(query, rand.IntN)
+	found, err := state.routes.Match(query, rand.IntN)
 	if err != nil {
 		return nil, err
 	}
-	p := g.pools[found.Pool]
+	p := state.pools[found.Pool]
 	if p.bodyMax > 0 && int64(len(body)) > p.bodyMax {
 		return nil, errTooLarge(p.bodyMax)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/route"
 	"github.com/headgate/headgate/internal/schedule"
+	"github.com/headgate/headgate/internal/upstream"
 )
 
 // flight is one routed request under way: its state machine, and what is needed
@@ -40,6 +41,7 @@ type flight struct {
 	machine *attempt.Request
 	gate    attempt.Gate
 	place   *schedule.Reservation
+	conns   *upstream.Pool // of the endpoint reserved
 	try     *try
 
 	ctx     context.Context // done when the client left or draining cut us off
@@ -162,11 +164,12 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 
 // reserve asks the book for an endpoint.
 func (f *flight) reserve(ask schedule.Ask) attempt.Event {
-	place, err := f.pool.book.Reserve(time.Now(), f.pool.fleet, ask)
+	set := f.pool.now.Load()
+	place, err := f.pool.book.Reserve(time.Now(), set.fleet, ask)
 	if err != nil {
 		return attempt.Unplaced{Err: err}
 	}
-	f.place = place
+	f.place, f.conns = place, set.conns[place.Endpoint.ID]
 	return attempt.Placed{Endpoint: place.Endpoint.ID, Revision: place.Endpoint.Revision, Fence: inference.FenceTransport}
 }
 
@@ -203,7 +206,7 @@ func (f *flight) askRetry(e attempt.AskRetry) attempt.Event {
 	for _, a := range f.machine.Attempts() {
 		exclude = append(exclude, a.Endpoint)
 	}
-	err := f.pool.book.Retry(time.Now(), f.pool.fleet, schedule.Ask{Exclude: exclude, Retry: true}, f.req.PromptTokens)
+	err := f.pool.book.Retry(time.Now(), f.pool.now.Load().fleet, schedule.Ask{Exclude: exclude, Retry: true}, f.req.PromptTokens)
 	if err != nil {
 		f.g.record.RetryDenied(f.pool.name, err.Code)
 	}

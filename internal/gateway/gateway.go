@@ -57,8 +57,7 @@ type Config struct {
 type Gateway struct {
 	log    *slog.Logger
 	record Recorder
-	routes *route.Table
-	pools  map[string]*pool
+	state  atomic.Pointer[state]
 
 	collected atomic.Int64 // bytes of answers held back, over all requests
 
@@ -71,6 +70,13 @@ type Gateway struct {
 	cutOff   context.CancelFunc
 }
 
+// state is what one configuration makes. It is immutable and swapped whole; a
+// request keeps the one of its arrival.
+type state struct {
+	routes *route.Table
+	pools  map[string]*pool
+}
+
 // New makes a Gateway. It opens no connection and starts nothing.
 func New(c Config) (*Gateway, error) {
 	if c.Log == nil {
@@ -79,18 +85,48 @@ func New(c Config) (*Gateway, error) {
 	if c.Recorder == nil {
 		c.Recorder = discard{}
 	}
-	routes, err := c.Config.Table()
-	if err != nil {
+	g := &Gateway{log: c.Log, record: c.Recorder}
+	g.cut, g.cutOff = context.WithCancel(context.Background())
+	g.state.Store(&state{})
+	if err := g.Reload(c.Config); err != nil {
 		return nil, err
 	}
-	g := &Gateway{log: c.Log, record: c.Recorder, routes: routes, pools: map[string]*pool{}}
-	g.cut, g.cutOff = context.WithCancel(context.Background())
-	for _, name := range c.Config.PoolNames() {
-		if g.pools[name], err = newPool(name, c.Config.Pools[name]); err != nil {
-			return nil, err
+	return g, nil
+}
+
+// Reload puts another configuration's routes and pools in force. Requests under
+// way keep the policy that they arrived under. A pool of the same name keeps
+// its endpoints' connections and records. On an error nothing has changed.
+//
+// It is called by one goroutine at a time.
+func (g *Gateway) Reload(c *config.Config) error {
+	routes, err := c.Table()
+	if err != nil {
+		return err
+	}
+	old, next := g.state.Load(), &state{routes: routes, pools: map[string]*pool{}}
+	for _, name := range c.PoolNames() {
+		m := newMembers(name)
+		if p := old.pools[name]; p != nil {
+			m = p.members
+		}
+		if next.pools[name], err = newPool(name, c.Pools[name], m); err != nil {
+			return err
 		}
 	}
-	return g, nil
+	for name, p := range next.pools {
+		p.configure(c.Pools[name].Failover)
+		if err := p.set(c.Pools[name].Endpoints(), p.limits.Connect); err != nil {
+			return err
+		}
+	}
+	g.state.Store(next)
+	for name, p := range old.pools {
+		if next.pools[name] == nil {
+			_ = p.set(nil, 0) // cannot fail without endpoints
+		}
+	}
+	return nil
 }
 
 // errDraining is the cause of exchanges that Drain cut off.
@@ -100,7 +136,7 @@ var errDraining = errors.New("gateway is shutting down")
 func (g *Gateway) Ready() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return !g.draining && len(g.pools) > 0
+	return !g.draining && len(g.state.Load().pools) > 0
 }
 
 // Drain refuses new requests and waits for the running ones. When ctx is done
@@ -123,7 +159,7 @@ func (g *Gateway) Drain(ctx context.Context) {
 		<-done
 	}
 	g.cutOff()
-	for _, p := range g.pools {
+	for _, p := range g.state.Load().pools {
 		p.close()
 	}
 }
@@ -137,9 +173,10 @@ type PoolStatus struct {
 // Status lists the pools, in no order.
 func (g *Gateway) Status() []PoolStatus {
 	now := time.Now()
-	list := make([]PoolStatus, 0, len(g.pools))
-	for name, p := range g.pools {
-		list = append(list, PoolStatus{Pool: name, Endpoints: p.book.Status(now, p.fleet)})
+	pools := g.state.Load().pools
+	list := make([]PoolStatus, 0, len(pools))
+	for name, p := range pools {
+		list = append(list, PoolStatus{Pool: name, Endpoints: p.book.Status(now, p.now.Load().fleet)})
 	}
 	return list
 }

@@ -74,11 +74,12 @@ func (g *Gateway) models(ctx context.Context, head *Head) []model {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	found := map[string]model{}
-	for _, p := range g.pools {
+	state := g.state.Load()
+	for _, p := range state.pools {
 		wg.Go(func() {
 			for _, m := range p.models(ctx) {
 				query := route.Query{Host: head.Host, Path: "/v1/chat/completions", Header: head.Header, Model: m.name}
-				if _, err := g.routes.Match(query, rand.IntN); err != nil {
+				if _, err := state.routes.Match(query, rand.IntN); err != nil {
 					continue
 				}
 				mu.Lock()
@@ -88,7 +89,7 @@ func (g *Gateway) models(ctx context.Context, head *Head) []model {
 		})
 	}
 	wg.Wait()
-	for _, name := range g.routes.Models() {
+	for _, name := range state.routes.Models() {
 		if _, ok := found[name]; !ok {
 			entry, _ := json.Marshal(map[string]any{"id": name, "object": "model", "created": 0, "owned_by": "headgate"})
 			found[name] = model{name, entry}
@@ -104,12 +105,13 @@ func (g *Gateway) models(ctx context.Context, head *Head) []model {
 
 // models asks the pool's engines in random order until one lists its models.
 func (p *pool) models(ctx context.Context) []model {
-	for _, i := range rand.Perm(len(p.fleet.Endpoints)) {
+	set := p.now.Load()
+	for _, i := range rand.Perm(len(set.fleet.Endpoints)) {
 		header := []upstream.Field{}
 		if p.authorization != "" {
 			header = append(header, upstream.Field{Name: "Authorization", Value: p.authorization})
 		}
-		res, end := p.conns[p.fleet.Endpoints[i].ID].Do(ctx, &upstream.Request{Method: http.MethodGet, Target: "/v1/models", Header: header})
+		res, end := set.conns[set.fleet.Endpoints[i].ID].Do(ctx, &upstream.Request{Method: http.MethodGet, Target: "/v1/models", Header: header})
 		if end != nil {
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"sync/atomic"
 	"time"
 
 	"github.com/headgate/headgate/inference"
@@ -20,12 +21,11 @@ import (
 // kernel gives up long before.
 const noLimit = 24 * time.Hour
 
-// pool is one configured pool at work.
+// pool is one configured pool. It is fixed: a new configuration makes new ones,
+// and requests keep the policy of their arrival.
 type pool struct {
+	*members
 	name   string
-	fleet  *fleet.Pool
-	book   *schedule.Book
-	conns  map[inference.EndpointID]*upstream.Pool
 	policy attempt.Policy
 	limits inference.Timeouts
 
@@ -35,11 +35,12 @@ type pool struct {
 	forwardAuth   bool
 }
 
-func newPool(name string, c config.Pool) (*pool, error) {
+// newPool makes the pool of a configuration, with the members that it had under
+// the one before, if any.
+func newPool(name string, c config.Pool, m *members) (*pool, error) {
 	p := &pool{
+		members:    m,
 		name:       name,
-		fleet:      &fleet.Pool{Name: name, Endpoints: c.Endpoints()},
-		conns:      map[inference.EndpointID]*upstream.Pool{},
 		limits:     c.Timeouts.Limits(),
 		bodyMax:    int64(c.MaxBody),
 		collectMax: int64(c.CollectMax),
@@ -57,34 +58,80 @@ func newPool(name string, c config.Pool) (*pool, error) {
 	if !bearer.IsZero() {
 		p.authorization = "Bearer " + bearer.Reveal()
 	}
-	p.book = schedule.NewBook(schedule.Config{
-		Retry: schedule.BudgetConfig{
-			Ratio:        float64(c.Failover.RetryBudget.Ratio),
-			MinPerSecond: c.Failover.RetryBudget.MinPerSecond,
-		},
-		RetryCost: schedule.CostLimit{
-			PromptTokens: c.Failover.RetryCostLimit.PromptTokens,
-			Prefill:      time.Duration(c.Failover.RetryCostLimit.EstimatedPrefill),
-		},
-	}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))
-	connect := p.limits.Connect
-	if connect == 0 {
-		connect = noLimit
-	}
-	for _, e := range p.fleet.Endpoints {
-		u, err := url.Parse(e.URL)
-		if err != nil {
-			return nil, fmt.Errorf("pool %s: %w", name, err)
-		}
-		if p.conns[e.ID], err = upstream.New(upstream.Config{URL: u, ConnectTimeout: connect}); err != nil {
-			return nil, fmt.Errorf("pool %s: %w", name, err)
-		}
-	}
 	return p, nil
 }
 
-func (p *pool) close() {
-	for _, c := range p.conns {
-		c.Close()
+// members is what a pool keeps from one configuration to the next: its
+// endpoints, the connections to them and what the book knows of them.
+type members struct {
+	book *schedule.Book
+	now  atomic.Pointer[endpoints]
+}
+
+// endpoints is the set of a moment. It is immutable and swapped whole.
+type endpoints struct {
+	fleet   *fleet.Pool
+	conns   map[inference.EndpointID]*upstream.Pool
+	connect time.Duration
+}
+
+func newMembers(name string) *members {
+	m := &members{book: schedule.NewBook(schedule.Config{}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))}
+	m.now.Store(&endpoints{fleet: &fleet.Pool{Name: name}})
+	return m
+}
+
+// configure gives the book a configuration's limits.
+func (m *members) configure(c config.Failover) {
+	m.book.Configure(schedule.Config{
+		Retry: schedule.BudgetConfig{Ratio: float64(c.RetryBudget.Ratio), MinPerSecond: c.RetryBudget.MinPerSecond},
+		RetryCost: schedule.CostLimit{
+			PromptTokens: c.RetryCostLimit.PromptTokens,
+			Prefill:      time.Duration(c.RetryCostLimit.EstimatedPrefill),
+		},
+	})
+}
+
+// set replaces the endpoints. One that stays keeps its connections and its
+// record; one that leaves takes no new request, and those it has go on. It is
+// called by one goroutine at a time.
+func (m *members) set(list []inference.Endpoint, connect time.Duration) error {
+	if connect == 0 {
+		connect = noLimit
+	}
+	old := m.now.Load()
+	set := &endpoints{
+		fleet:   &fleet.Pool{Name: old.fleet.Name, Endpoints: list},
+		conns:   make(map[inference.EndpointID]*upstream.Pool, len(list)),
+		connect: connect,
+	}
+	for _, e := range list {
+		if conn := old.conns[e.ID]; conn != nil && old.connect == connect {
+			set.conns[e.ID] = conn
+			continue
+		}
+		u, err := url.Parse(e.URL)
+		if err != nil {
+			return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
+		}
+		if set.conns[e.ID], err = upstream.New(upstream.Config{URL: u, ConnectTimeout: connect}); err != nil {
+			return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
+		}
+	}
+	m.now.Store(set)
+	for id, conn := range old.conns {
+		if set.conns[id] == nil {
+			m.book.Forget(id)
+		}
+		if set.conns[id] != conn {
+			conn.Close()
+		}
+	}
+	return nil
+}
+
+func (m *members) close() {
+	for _, conn := range m.now.Load().conns {
+		conn.Close()
 	}
 }

@@ -109,7 +109,7 @@ func (f *flight) send() attempt.Event {
 	if first := f.pool.limits.FirstOutput; f.req.Stream && first > 0 && (limit == 0 || first < limit) {
 		limit = first
 	}
-	res, end := f.pool.conns[f.place.Endpoint.ID].Do(f.ctx, &upstream.Request{
+	res, end := f.conns.Do(f.ctx, &upstream.Request{
 		Method: http.MethodPost, Target: f.target, Header: header, Body: f.body, Fresh: t.fresh, HeadBy: t.by(limit),
 	})
 	if end != nil {
@@ -319,6 +319,9 @@ func (f *flight) readFailed(err error) attempt.Event {
 // evidence says in the machine's words how an exchange ended.
 func (f *flight) evidence(end *upstream.End) attempt.Event {
 	t := f.try
+	if errors.Is(end, upstream.ErrClosed) {
+		return attempt.Evidence{N: t.n, Kind: attempt.EndpointGone}
+	}
 	switch end.Cause {
 	case upstream.Interrupted:
 		if errors.Is(context.Cause(f.ctx), errDraining) {

@@ -29,6 +29,17 @@ func newBudget(c BudgetConfig) budget {
 	return budget{config: c, tokens: c.MinPerSecond * budgetWindow}
 }
 
+// configure changes what is added from here on. A bucket that was never
+// configured is filled.
+func (b *budget) configure(c BudgetConfig) {
+	fresh := b.config == BudgetConfig{} && b.filled.IsZero()
+	b.config = c
+	if fresh {
+		b.tokens = c.MinPerSecond * budgetWindow
+	}
+	b.tokens = min(b.tokens, b.limit())
+}
+
 // first notes a first attempt.
 func (b *budget) first(now time.Time) {
 	b.advance(now)

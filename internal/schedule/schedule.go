@@ -57,6 +57,14 @@ func NewBook(config Config, rnd *rand.Rand) *Book {
 	}
 }
 
+// Configure replaces the limits; what the book has learned stays.
+func (b *Book) Configure(config Config) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.config = config
+	b.budget.configure(config.Retry)
+}
+
 // Ask is what a request needs of an endpoint.
 type Ask struct {
 	Exclude        []inference.EndpointID // failed for this request
