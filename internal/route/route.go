@@ -65,7 +65,7 @@ type rule struct {
 	Route
 	index  int
 	prefix string // Path without slashes at its end
-	model  modelPattern
+	model  Pattern
 	total  int // sum of weights
 }
 
@@ -89,7 +89,7 @@ func New(routes []Route) (*Table, error) {
 }
 
 func compile(index int, r Route) (rule, error) {
-	model, err := parseModel(r.Model)
+	model, err := ParsePattern(r.Model)
 	if err != nil {
 		return rule{}, err
 	}
@@ -141,7 +141,7 @@ func (t *Table) Match(q Query, intn func(int) int) (Result, *inference.Error) {
 			continue
 		}
 		place = true
-		if !r.model.holds(q.Model) {
+		if !r.model.Holds(q.Model) {
 			continue
 		}
 		model := q.Model

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package health asks engines whether they serve, beside what requests show by
+// themselves.
+//
+// It owns the probes and the counting that turns them into a state. What a
+// state means for routing is schedule's to decide, and for requests under way
+// the gateway's.
+package health
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/headgate/headgate/internal/upstream"
+)
+
+// State is what probes say of an endpoint.
+type State uint8
+
+// States. An endpoint that was not probed yet is Up: a gateway that has just
+// started must not refuse what it could serve.
+const (
+	Up      State = iota
+	Failing       // it answers, wrongly or too late
+	Gone          // nothing can be reached at its address
+)
+
+var stateNames = [...]string{"up", "failing", "gone"}
+
+func (s State) String() string { return stateNames[s] }
+
+// Config says how an endpoint is probed.
+type Config struct {
+	Path     string        // of the probe; 2xx is healthy
+	Interval time.Duration // between probes; 0: no probes
+	Timeout  time.Duration // of a probe
+
+	UnhealthyAfter int // bad probes in a row until a state changes, at least 1
+	HealthyAfter   int // good ones until it is Up again, at least 1
+
+	// GenerateEvery is the time between real generations of one token, which
+	// find an engine that is dead behind a live API. 0: none.
+	GenerateEvery time.Duration
+}
+
+// generateTimeout bounds a generation: an engine under load is slow, not dead.
+const generateTimeout = 30 * time.Second
+
+// answerMax bounds what is read of a probe's answer.
+const answerMax = 1 << 20
+
+// Probe probes an endpoint until ctx is done. report is called with each change
+// of state, from this goroutine. header goes with each probe.
+func Probe(ctx context.Context, conn *upstream.Pool, c Config, header []upstream.Field, report func(State)) {
+	p := prober{conn: conn, config: c, header: header, generateAt: time.Now().Add(c.GenerateEvery)}
+	t := tracker{unhealthyAfter: c.UnhealthyAfter, healthyAfter: c.HealthyAfter}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		seen := p.look(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if t.observe(seen) {
+			report(t.state)
+		}
+		// A tenth of jitter keeps gateways that started together apart.
+		timer.Reset(c.Interval + time.Duration(rand.Int64N(int64(c.Interval)/10+1)))
+	}
+}
+
+type prober struct {
+	conn       *upstream.Pool
+	config     Config
+	header     []upstream.Field
+	generateAt time.Time
+}
+
+// look probes once.
+func (p *prober) look(ctx context.Context) State {
+	state, _ := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: p.config.Path, Header: p.header})
+	if state != Up || p.config.GenerateEvery == 0 || time.Now().Before(p.generateAt) {
+		return state
+	}
+	state = p.generate(ctx)
+	if state == Up {
+		p.generateAt = time.Now().Add(p.config.GenerateEvery)
+	}
+	// After a bad one the next probe generates again: good looks at the API in
+	// between must not hide it.
+	return state
+}
+
+// generate has the engine compute one token. An engine that refuses to, because
+// it serves no completions, is not unhealthy.
+func (p *prober) generate(ctx context.Context) State {
+	state, body := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: "/v1/models", Header: p.header})
+	model := gjson.GetBytes(body, "data.0.id").Str
+	if state != Up || model == "" {
+		return state
+	}
+	request, err := json.Marshal(map[string]any{"model": model, "prompt": "1", "max_tokens": 1})
+	if err != nil {
+		return Up // not reached: these values always encode
+	}
+	state, _ = p.ask(ctx, generateTimeout, &upstream.Request{
+		Method: http.MethodPost, Target: "/v1/completions", Body: [][]byte{request},
+		Header: append(p.header[:len(p.header):len(p.header)], upstream.Field{Name: "Content-Type", Value: "application/json"}),
+	})
+	return state
+}
+
+func (p *prober) ask(ctx context.Context, limit time.Duration, req *upstream.Request) (State, []byte) {
+	req.HeadBy = time.Now().Add(limit)
+	res, end := p.conn.Do(ctx, req)
+	if end != nil {
+		switch end.Cause {
+		case upstream.Refused, upstream.DNSFailed, upstream.ConnectTimeout, upstream.NoRoute:
+			return Gone, nil
+		}
+		return Failing, nil
+	}
+	body, err := io.ReadAll(io.LimitReader(res, answerMax))
+	_ = res.Close()
+	if err != nil || res.Status >= 500 || res.Status >= 300 && req.Method == http.MethodGet && req.Target == p.config.Path {
+		return Failing, nil
+	}
+	return Up, body
+}
+
+// tracker turns single probes into a state, so that one lost packet changes
+// nothing.
+type tracker struct {
+	unhealthyAfter, healthyAfter int
+
+	state State
+	last  State // of the probes in a row
+	row   int
+}
+
+// observe counts one probe and reports whether the state changed.
+func (t *tracker) observe(seen State) bool {
+	// Failing and Gone add up to "not up"; the newest says which.
+	if (seen == Up) != (t.last == Up) {
+		t.row = 0
+	}
+	t.last = seen
+	t.row++
+	need := t.unhealthyAfter
+	if seen == Up {
+		need = t.healthyAfter
+	}
+	if seen == t.state || t.row < need {
+		return false
+	}
+	t.state = seen
+	return true
+}
