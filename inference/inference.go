@@ -138,6 +138,21 @@ type Usage struct {
 	Cached     int // prompt tokens served from the prefix cache
 }
 
+// Health is what probes say of an endpoint.
+type Health uint8
+
+// Health states. An endpoint that was not probed yet is Healthy: a gateway that
+// has just started must not refuse what it could serve.
+const (
+	Healthy   Health = iota
+	Unhealthy        // it answers, wrongly or too late
+	Gone             // nothing can be reached at its address
+)
+
+var healthNames = [...]string{"healthy", "unhealthy", "gone"}
+
+func (h Health) String() string { return name(healthNames[:], int(h)) }
+
 // Endpoint is one engine address of a pool, as configured or discovered.
 type Endpoint struct {
 	ID       EndpointID

@@ -18,7 +18,6 @@ import (
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/route"
 	"github.com/headgate/headgate/internal/schedule"
-	"github.com/headgate/headgate/internal/upstream"
 )
 
 // flight is one routed request under way: its state machine, and what is needed
@@ -41,7 +40,7 @@ type flight struct {
 	machine *attempt.Request
 	gate    attempt.Gate
 	place   *schedule.Reservation
-	conns   *upstream.Pool // of the endpoint reserved
+	engine  *engine // at the endpoint reserved
 	try     *try
 
 	ctx     context.Context // done when the client left or draining cut us off
@@ -125,7 +124,7 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 	case attempt.Dispatch:
 		f.cancel()
 		f.gate.Open(e.N)
-		f.try = &try{n: e.N, fresh: e.Fresh, dispatched: time.Now()}
+		f.try = newTry(f.ctx, f.engine, e)
 	case attempt.Commit:
 		return f.commit(e.N)
 	case attempt.Complete:
@@ -169,7 +168,7 @@ func (f *flight) reserve(ask schedule.Ask) attempt.Event {
 	if err != nil {
 		return attempt.Unplaced{Err: err}
 	}
-	f.place, f.conns = place, set.conns[place.Endpoint.ID]
+	f.place, f.engine = place, set.engines[place.Endpoint.ID]
 	return attempt.Placed{Endpoint: place.Endpoint.ID, Revision: place.Endpoint.Revision, Fence: inference.FenceTransport}
 }
 
@@ -216,6 +215,7 @@ func (f *flight) askRetry(e attempt.AskRetry) attempt.Event {
 // commit makes attempt n the answer: from here nothing is ever repeated.
 func (f *flight) commit(n int) attempt.Event {
 	t := f.try
+	t.engine.forget(t)
 	if gateless && f.leaked {
 		return nil
 	}

@@ -116,14 +116,14 @@ func (g *Gateway) Reload(c *config.Config) error {
 	}
 	for name, p := range next.pools {
 		p.configure(c.Pools[name].Failover)
-		if err := p.set(c.Pools[name].Endpoints(), p.limits.Connect); err != nil {
+		if err := p.set(c.Pools[name].Endpoints(), reach{connect: p.limits.Connect, authorization: p.authorization}); err != nil {
 			return err
 		}
 	}
 	g.state.Store(next)
 	for name, p := range old.pools {
 		if next.pools[name] == nil {
-			_ = p.set(nil, 0) // cannot fail without endpoints
+			_ = p.set(nil, reach{}) // cannot fail without endpoints
 		}
 	}
 	return nil

@@ -61,9 +61,7 @@ func engineHeader(client http.Header, p *pool, id inference.RequestID) []upstrea
 			fields = append(fields, upstream.Field{Name: name, Value: v})
 		}
 	}
-	if p.authorization != "" {
-		fields = append(fields, upstream.Field{Name: "Authorization", Value: p.authorization})
-	}
+	fields = append(fields, authorizationHeader(p.authorization)...)
 	return append(fields, upstream.Field{Name: "X-Request-Id", Value: string(id)})
 }
 

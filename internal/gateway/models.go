@@ -107,11 +107,9 @@ func (g *Gateway) models(ctx context.Context, head *Head) []model {
 func (p *pool) models(ctx context.Context) []model {
 	set := p.now.Load()
 	for _, i := range rand.Perm(len(set.fleet.Endpoints)) {
-		header := []upstream.Field{}
-		if p.authorization != "" {
-			header = append(header, upstream.Field{Name: "Authorization", Value: p.authorization})
-		}
-		res, end := set.conns[set.fleet.Endpoints[i].ID].Do(ctx, &upstream.Request{Method: http.MethodGet, Target: "/v1/models", Header: header})
+		res, end := set.engines[set.fleet.Endpoints[i].ID].conn.Do(ctx, &upstream.Request{
+			Method: http.MethodGet, Target: "/v1/models", Header: authorizationHeader(p.authorization),
+		})
 		if end != nil {
 			continue
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/headgate/headgate/internal/attempt"
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/internal/health"
 	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/internal/upstream"
 )
@@ -71,8 +72,16 @@ type members struct {
 // endpoints is the set of a moment. It is immutable and swapped whole.
 type endpoints struct {
 	fleet   *fleet.Pool
-	conns   map[inference.EndpointID]*upstream.Pool
-	connect time.Duration
+	engines map[inference.EndpointID]*engine
+	reach   reach
+}
+
+// reach is how a pool's engines are reached. Engines are reached anew when it
+// changes.
+type reach struct {
+	connect       time.Duration
+	health        health.Config
+	authorization string
 }
 
 func newMembers(name string) *members {
@@ -95,43 +104,58 @@ func (m *members) configure(c config.Failover) {
 // set replaces the endpoints. One that stays keeps its connections and its
 // record; one that leaves takes no new request, and those it has go on. It is
 // called by one goroutine at a time.
-func (m *members) set(list []inference.Endpoint, connect time.Duration) error {
-	if connect == 0 {
-		connect = noLimit
+func (m *members) set(list []inference.Endpoint, how reach) error {
+	if how.connect == 0 {
+		how.connect = noLimit
 	}
 	old := m.now.Load()
 	set := &endpoints{
 		fleet:   &fleet.Pool{Name: old.fleet.Name, Endpoints: list},
-		conns:   make(map[inference.EndpointID]*upstream.Pool, len(list)),
-		connect: connect,
+		engines: make(map[inference.EndpointID]*engine, len(list)),
+		reach:   how,
 	}
 	for _, e := range list {
-		if conn := old.conns[e.ID]; conn != nil && old.connect == connect {
-			set.conns[e.ID] = conn
+		if known := old.engines[e.ID]; known != nil && old.reach == how {
+			set.engines[e.ID] = known
 			continue
 		}
 		u, err := url.Parse(e.URL)
 		if err != nil {
 			return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
 		}
-		if set.conns[e.ID], err = upstream.New(upstream.Config{URL: u, ConnectTimeout: connect}); err != nil {
+		conn, err := upstream.New(upstream.Config{URL: u, ConnectTimeout: how.connect})
+		if err != nil {
 			return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
 		}
+		set.engines[e.ID] = newEngine(conn)
 	}
 	m.now.Store(set)
-	for id, conn := range old.conns {
-		if set.conns[id] == nil {
+	for id, e := range old.engines {
+		if set.engines[id] != e {
+			e.retire()
+		}
+		if set.engines[id] == nil {
 			m.book.Forget(id)
 		}
-		if set.conns[id] != conn {
-			conn.Close()
+	}
+	for id, e := range set.engines {
+		if old.engines[id] != e {
+			e.probe(how.health, authorizationHeader(how.authorization), func(h inference.Health) { m.book.SetHealth(id, h) })
 		}
 	}
 	return nil
 }
 
+func authorizationHeader(value string) []upstream.Field {
+	if value == "" {
+		return nil
+	}
+	return []upstream.Field{{Name: "Authorization", Value: value}}
+}
+
 func (m *members) close() {
-	for _, conn := range m.now.Load().conns {
-		conn.Close()
+	for _, e := range m.now.Load().engines {
+		e.halt()
+		e.conn.Close()
 	}
 }

@@ -36,6 +36,9 @@ type try struct {
 	n          int
 	fresh      bool
 	dispatched time.Time
+	engine     *engine
+	ctx        context.Context // done with the request, or when the engine is lost
+	cancel     context.CancelCauseFunc
 	mode       mode
 
 	res    *upstream.Response
@@ -59,10 +62,19 @@ type try struct {
 	counted   int64 // of Gateway.collected
 }
 
+func newTry(ctx context.Context, e *engine, d attempt.Dispatch) *try {
+	t := &try{n: d.N, fresh: d.Fresh, dispatched: time.Now(), engine: e}
+	t.ctx, t.cancel = context.WithCancelCause(ctx)
+	e.await(t, t.cancel)
+	return t
+}
+
 // close ends the exchange. A complete answer's connection is kept if its end
 // comes soon; anything else closes the connection, which tells the engine to
 // stop.
 func (t *try) close(f *flight) {
+	t.engine.forget(t)
+	defer t.cancel(nil)
 	f.g.collected.Add(-t.counted)
 	t.counted, t.collected = 0, nil
 	if t.res == nil {
@@ -109,7 +121,7 @@ func (f *flight) send() attempt.Event {
 	if first := f.pool.limits.FirstOutput; f.req.Stream && first > 0 && (limit == 0 || first < limit) {
 		limit = first
 	}
-	res, end := f.conns.Do(f.ctx, &upstream.Request{
+	res, end := t.engine.conn.Do(t.ctx, &upstream.Request{
 		Method: http.MethodPost, Target: f.target, Header: header, Body: f.body, Fresh: t.fresh, HeadBy: t.by(limit),
 	})
 	if end != nil {
@@ -324,13 +336,13 @@ func (f *flight) evidence(end *upstream.End) attempt.Event {
 	}
 	switch end.Cause {
 	case upstream.Interrupted:
-		if errors.Is(context.Cause(f.ctx), errDraining) {
+		switch cause := context.Cause(t.ctx); {
+		case errors.Is(cause, errDraining):
 			return attempt.Stopped{Err: inference.Errorf(inference.ShuttingDown, "the gateway is shutting down")}
+		case errors.Is(cause, errEngineLost):
+			return attempt.Evidence{N: t.n, Kind: attempt.ProbesFail}
 		}
-		if f.ctx.Err() != nil {
-			return attempt.ClientGone{}
-		}
-		return attempt.Evidence{N: t.n, Kind: attempt.EndpointRemoved}
+		return attempt.ClientGone{}
 	case upstream.Timeout:
 		return attempt.Evidence{N: t.n, Kind: f.limit()}
 	case upstream.InvalidRequest:

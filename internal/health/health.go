@@ -18,23 +18,9 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/upstream"
 )
-
-// State is what probes say of an endpoint.
-type State uint8
-
-// States. An endpoint that was not probed yet is Up: a gateway that has just
-// started must not refuse what it could serve.
-const (
-	Up      State = iota
-	Failing       // it answers, wrongly or too late
-	Gone          // nothing can be reached at its address
-)
-
-var stateNames = [...]string{"up", "failing", "gone"}
-
-func (s State) String() string { return stateNames[s] }
 
 // Config says how an endpoint is probed.
 type Config struct {
@@ -43,7 +29,7 @@ type Config struct {
 	Timeout  time.Duration // of a probe
 
 	UnhealthyAfter int // bad probes in a row until a state changes, at least 1
-	HealthyAfter   int // good ones until it is Up again, at least 1
+	HealthyAfter   int // good ones until it is healthy again, at least 1
 
 	// GenerateEvery is the time between real generations of one token, which
 	// find an engine that is dead behind a live API. 0: none.
@@ -58,7 +44,7 @@ const answerMax = 1 << 20
 
 // Probe probes an endpoint until ctx is done. report is called with each change
 // of state, from this goroutine. header goes with each probe.
-func Probe(ctx context.Context, conn *upstream.Pool, c Config, header []upstream.Field, report func(State)) {
+func Probe(ctx context.Context, conn *upstream.Pool, c Config, header []upstream.Field, report func(inference.Health)) {
 	p := prober{conn: conn, config: c, header: header, generateAt: time.Now().Add(c.GenerateEvery)}
 	t := tracker{unhealthyAfter: c.UnhealthyAfter, healthyAfter: c.HealthyAfter}
 	timer := time.NewTimer(0)
@@ -89,13 +75,13 @@ type prober struct {
 }
 
 // look probes once.
-func (p *prober) look(ctx context.Context) State {
+func (p *prober) look(ctx context.Context) inference.Health {
 	state, _ := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: p.config.Path, Header: p.header})
-	if state != Up || p.config.GenerateEvery == 0 || time.Now().Before(p.generateAt) {
+	if state != inference.Healthy || p.config.GenerateEvery == 0 || time.Now().Before(p.generateAt) {
 		return state
 	}
 	state = p.generate(ctx)
-	if state == Up {
+	if state == inference.Healthy {
 		p.generateAt = time.Now().Add(p.config.GenerateEvery)
 	}
 	// After a bad one the next probe generates again: good looks at the API in
@@ -105,15 +91,15 @@ func (p *prober) look(ctx context.Context) State {
 
 // generate has the engine compute one token. An engine that refuses to, because
 // it serves no completions, is not unhealthy.
-func (p *prober) generate(ctx context.Context) State {
+func (p *prober) generate(ctx context.Context) inference.Health {
 	state, body := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: "/v1/models", Header: p.header})
 	model := gjson.GetBytes(body, "data.0.id").Str
-	if state != Up || model == "" {
+	if state != inference.Healthy || model == "" {
 		return state
 	}
 	request, err := json.Marshal(map[string]any{"model": model, "prompt": "1", "max_tokens": 1})
 	if err != nil {
-		return Up // not reached: these values always encode
+		return inference.Healthy // not reached: these values always encode
 	}
 	state, _ = p.ask(ctx, generateTimeout, &upstream.Request{
 		Method: http.MethodPost, Target: "/v1/completions", Body: [][]byte{request},
@@ -122,22 +108,22 @@ func (p *prober) generate(ctx context.Context) State {
 	return state
 }
 
-func (p *prober) ask(ctx context.Context, limit time.Duration, req *upstream.Request) (State, []byte) {
+func (p *prober) ask(ctx context.Context, limit time.Duration, req *upstream.Request) (inference.Health, []byte) {
 	req.HeadBy = time.Now().Add(limit)
 	res, end := p.conn.Do(ctx, req)
 	if end != nil {
 		switch end.Cause {
 		case upstream.Refused, upstream.DNSFailed, upstream.ConnectTimeout, upstream.NoRoute:
-			return Gone, nil
+			return inference.Gone, nil
 		}
-		return Failing, nil
+		return inference.Unhealthy, nil
 	}
 	body, err := io.ReadAll(io.LimitReader(res, answerMax))
 	_ = res.Close()
 	if err != nil || res.Status >= 500 || res.Status >= 300 && req.Method == http.MethodGet && req.Target == p.config.Path {
-		return Failing, nil
+		return inference.Unhealthy, nil
 	}
-	return Up, body
+	return inference.Healthy, body
 }
 
 // tracker turns single probes into a state, so that one lost packet changes
@@ -145,21 +131,21 @@ func (p *prober) ask(ctx context.Context, limit time.Duration, req *upstream.Req
 type tracker struct {
 	unhealthyAfter, healthyAfter int
 
-	state State
-	last  State // of the probes in a row
+	state inference.Health
+	last  inference.Health // of the probes in a row
 	row   int
 }
 
 // observe counts one probe and reports whether the state changed.
-func (t *tracker) observe(seen State) bool {
-	// Failing and Gone add up to "not up"; the newest says which.
-	if (seen == Up) != (t.last == Up) {
+func (t *tracker) observe(seen inference.Health) bool {
+	// Unhealthy and gone add up to "not healthy"; the newest says which.
+	if (seen == inference.Healthy) != (t.last == inference.Healthy) {
 		t.row = 0
 	}
 	t.last = seen
 	t.row++
 	need := t.unhealthyAfter
-	if seen == Up {
+	if seen == inference.Healthy {
 		need = t.healthyAfter
 	}
 	if seen == t.state || t.row < need {

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/simengine"
 	"github.com/headgate/headgate/internal/upstream"
 )
@@ -19,23 +20,23 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestStateChangesAfterEnoughProbesInARow(t *testing.T) {
 	tr := tracker{unhealthyAfter: 2, healthyAfter: 3}
 	for i, step := range []struct {
-		seen    State
+		seen    inference.Health
 		changed bool
-		state   State
+		state   inference.Health
 	}{
-		{Up, false, Up},
-		{Failing, false, Up},
-		{Up, false, Up},
-		{Failing, false, Up},
-		{Gone, true, Gone}, // not up twice in a row; the newest says how
-		{Gone, false, Gone},
-		{Failing, true, Failing},
-		{Up, false, Failing},
-		{Up, false, Failing},
-		{Gone, false, Failing},
-		{Up, false, Failing},
-		{Up, false, Failing},
-		{Up, true, Up},
+		{inference.Healthy, false, inference.Healthy},
+		{inference.Unhealthy, false, inference.Healthy},
+		{inference.Healthy, false, inference.Healthy},
+		{inference.Unhealthy, false, inference.Healthy},
+		{inference.Gone, true, inference.Gone}, // not healthy twice in a row; the newest says how
+		{inference.Gone, false, inference.Gone},
+		{inference.Unhealthy, true, inference.Unhealthy},
+		{inference.Healthy, false, inference.Unhealthy},
+		{inference.Healthy, false, inference.Unhealthy},
+		{inference.Gone, false, inference.Unhealthy},
+		{inference.Healthy, false, inference.Unhealthy},
+		{inference.Healthy, false, inference.Unhealthy},
+		{inference.Healthy, true, inference.Healthy},
 	} {
 		if changed := tr.observe(step.seen); changed != step.changed || tr.state != step.state {
 			t.Fatalf("step %d: changed %v to %s, want %v to %s", i, changed, tr.state, step.changed, step.state)
@@ -44,7 +45,7 @@ func TestStateChangesAfterEnoughProbesInARow(t *testing.T) {
 }
 
 // probe watches an engine and returns its states as they change.
-func probe(t *testing.T, e *simengine.Engine, c Config) <-chan State {
+func probe(t *testing.T, e *simengine.Engine, c Config) <-chan inference.Health {
 	t.Helper()
 	u, err := url.Parse(e.URL())
 	if err != nil {
@@ -54,18 +55,18 @@ func probe(t *testing.T, e *simengine.Engine, c Config) <-chan State {
 	if err != nil {
 		t.Fatal(err)
 	}
-	states := make(chan State, 100)
+	states := make(chan inference.Health, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		Probe(ctx, conn, c, nil, func(s State) { states <- s })
+		Probe(ctx, conn, c, nil, func(s inference.Health) { states <- s })
 	}()
 	t.Cleanup(func() { cancel(); <-done; conn.Close() })
 	return states
 }
 
-func await(t *testing.T, states <-chan State, want State) {
+func await(t *testing.T, states <-chan inference.Health, want inference.Health) {
 	t.Helper()
 	for {
 		select {
@@ -97,14 +98,14 @@ func TestEngineIsSeenToFailDieAndComeBack(t *testing.T) {
 	if err := e.Inject("times=3;path=/health;status@head:503:empty"); err != nil {
 		t.Fatal(err)
 	}
-	await(t, states, Failing)
-	await(t, states, Up)
+	await(t, states, inference.Unhealthy)
+	await(t, states, inference.Healthy)
 	e.Kill()
-	await(t, states, Gone)
+	await(t, states, inference.Gone)
 	if err := e.Restart(nil); err != nil {
 		t.Fatal(err)
 	}
-	await(t, states, Up)
+	await(t, states, inference.Healthy)
 }
 
 // A live API in front of a dead engine: /health is fine, generation is not.
@@ -115,5 +116,5 @@ func TestDeadEngineBehindALiveAPIIsFound(t *testing.T) {
 	if err := e.Inject("times=*;path=/v1/completions;status@head:500"); err != nil {
 		t.Fatal(err)
 	}
-	await(t, probe(t, e, c), Failing)
+	await(t, probe(t, e, c), inference.Unhealthy)
 }

@@ -37,6 +37,7 @@ func (s standing) String() string { return standingNames[s] }
 type account struct {
 	inflight int
 	gone     bool // left the pool; dropped at the last release
+	health   inference.Health
 
 	failures     int // since the last success
 	errors       int // answered errors since the last success

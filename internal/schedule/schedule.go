@@ -24,6 +24,11 @@ import (
 type Config struct {
 	Retry     BudgetConfig
 	RetryCost CostLimit
+
+	// HealthPanic is the share of endpoints below which probes are not
+	// believed: a pool that looks unhealthy as a whole is more likely probed
+	// wrongly, and refusing everything helps nobody. 0: always believed.
+	HealthPanic float64
 }
 
 // CostLimit is what one retry may cost. Zero fields are no limit.
@@ -39,9 +44,11 @@ type Book struct {
 	mu       sync.Mutex
 	rnd      *rand.Rand
 	accounts map[inference.EndpointID]*account
-	budget   budget
-	typical  time.Duration // learned length of a whole answer
-	prefill  time.Duration // learned time to first output per prompt token
+
+	unhealthy int // accounts that are not healthy
+	budget    budget
+	typical   time.Duration // learned length of a whole answer
+	prefill   time.Duration // learned time to first output per prompt token
 }
 
 // typicalAtStart stands for the length of an answer until one was seen.
@@ -130,12 +137,18 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 // for want of an endpoint helps nobody.
 func (b *Book) choose(now time.Time, pool *fleet.Pool, ask Ask) (best *inference.Endpoint, bestRank rank, pause time.Duration) {
 	ties := 0
+	believe := b.believeProbes(pool)
 	for i := range pool.Endpoints {
 		e := &pool.Endpoints[i]
 		if slices.Contains(ask.Exclude, e.ID) {
 			continue
 		}
 		a := b.account(e.ID)
+		// Nothing answers at the address of one that is gone, so trying it
+		// would only spend an attempt.
+		if a.health == inference.Gone || a.health == inference.Unhealthy && believe {
+			continue
+		}
 		if wait := a.heldUntil.Sub(now); wait > 0 {
 			if pause == 0 || wait < pause {
 				pause = wait
@@ -158,6 +171,36 @@ func (b *Book) choose(now time.Time, pool *fleet.Pool, ask Ask) (best *inference
 		}
 	}
 	return best, bestRank, pause
+}
+
+// believeProbes reports whether enough endpoints are healthy for the others'
+// probes to count.
+func (b *Book) believeProbes(pool *fleet.Pool) bool {
+	if b.unhealthy == 0 {
+		return true
+	}
+	healthy := 0
+	for i := range pool.Endpoints {
+		if b.account(pool.Endpoints[i].ID).health == inference.Healthy {
+			healthy++
+		}
+	}
+	return healthy > 0 && float64(healthy) >= b.config.HealthPanic*float64(len(pool.Endpoints))
+}
+
+// SetHealth notes what probes say of an endpoint.
+func (b *Book) SetHealth(id inference.EndpointID, h inference.Health) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.account(id)
+	if (a.health == inference.Healthy) != (h == inference.Healthy) {
+		if h == inference.Healthy {
+			b.unhealthy--
+		} else {
+			b.unhealthy++
+		}
+	}
+	a.health = h
 }
 
 // rank orders candidates; the least wins.
@@ -246,6 +289,9 @@ func (b *Book) Forget(id inference.EndpointID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if a := b.accounts[id]; a != nil {
+		if a.health != inference.Healthy {
+			b.unhealthy--
+		}
 		if a.inflight == 0 {
 			delete(b.accounts, id)
 			return
@@ -259,6 +305,7 @@ type Status struct {
 	Endpoint inference.EndpointID
 	InFlight int
 	Ejected  bool // failed lately and not tried again yet
+	Health   inference.Health
 }
 
 // Status lists the pool's endpoints.
@@ -270,7 +317,7 @@ func (b *Book) Status(now time.Time, pool *fleet.Pool) []Status {
 		a := b.account(e.ID)
 		list = append(list, Status{
 			Endpoint: e.ID, InFlight: a.inflight,
-			Ejected: a.failures > 0 || now.Before(a.heldUntil),
+			Ejected: a.failures > 0 || now.Before(a.heldUntil), Health: a.health,
 		})
 	}
 	return list

@@ -229,6 +229,47 @@ func TestRetryAfterIsKept(t *testing.T) {
 	reserve(t, b, start.Add(ejectMax), pool, Ask{})
 }
 
+func TestUnhealthyEndpointsAreAvoided(t *testing.T) {
+	b, pool := newBook(Config{HealthPanic: 0.5}), newPool(4)
+	chosen := func() map[inference.EndpointID]bool {
+		got := map[inference.EndpointID]bool{}
+		for range 100 {
+			r, err := b.Reserve(start, pool, Ask{})
+			if err != nil {
+				return got
+			}
+			got[r.Endpoint.ID] = true
+			r.Release()
+		}
+		return got
+	}
+	e := pool.Endpoints
+	b.SetHealth(e[0].ID, inference.Unhealthy)
+	b.SetHealth(e[1].ID, inference.Gone)
+	if got := chosen(); len(got) != 2 || got[e[0].ID] || got[e[1].ID] {
+		t.Errorf("half are healthy, and %v were chosen", got)
+	}
+
+	// Below the threshold probes are not believed, but nothing answers at the
+	// address of one that is gone.
+	b.SetHealth(e[2].ID, inference.Unhealthy)
+	if got := chosen(); len(got) != 3 || got[e[1].ID] {
+		t.Errorf("in panic, %v were chosen", got)
+	}
+	for _, x := range e {
+		b.SetHealth(x.ID, inference.Gone)
+	}
+	if got := chosen(); len(got) != 0 {
+		t.Errorf("all are gone, and %v were chosen", got)
+	}
+	for _, x := range e {
+		b.SetHealth(x.ID, inference.Healthy)
+	}
+	if got := chosen(); len(got) != 4 || b.unhealthy != 0 {
+		t.Errorf("all are back, and %v were chosen (%d unhealthy)", got, b.unhealthy)
+	}
+}
+
 func TestRetryCost(t *testing.T) {
 	pool := newPool(2)
 	b := newBook(Config{Retry: BudgetConfig{MinPerSecond: 1}, RetryCost: CostLimit{PromptTokens: 1000, Prefill: time.Second}})

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/health"
+	"github.com/headgate/headgate/internal/upstream"
+)
+
+// errEngineLost is the cause of attempts that were given up because nothing can
+// be reached at their endpoint's address any more.
+var errEngineLost = errors.New("endpoint is gone")
+
+// engine is one endpoint as the gateway reaches it: its connections, its probes
+// and the attempts that wait there for a first output.
+type engine struct {
+	conn *upstream.Pool
+
+	mu      sync.Mutex
+	lost    bool
+	retired bool
+	waiting map[*try]context.CancelCauseFunc
+	stop    context.CancelFunc // of the probes; nil if there are none
+	probes  sync.WaitGroup
+}
+
+func newEngine(conn *upstream.Pool) *engine {
+	return &engine{conn: conn, waiting: map[*try]context.CancelCauseFunc{}}
+}
+
+// probe starts probing. report is told each change of state.
+func (e *engine) probe(c health.Config, header []upstream.Field, report func(inference.Health)) {
+	if c.Interval == 0 {
+		return
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	e.mu.Lock()
+	e.stop = stop
+	e.mu.Unlock()
+	e.probes.Go(func() {
+		health.Probe(ctx, e.conn, c, header, func(h inference.Health) {
+			report(h)
+			e.setLost(h == inference.Gone)
+		})
+	})
+}
+
+// setLost gives up the attempts that wait for a first output at an address
+// where nothing answers. Slow engines answer probes or at least accept them;
+// attempts that have output are left to their own limits.
+func (e *engine) setLost(lost bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lost = lost
+	if lost {
+		for _, cancel := range e.waiting {
+			cancel(errEngineLost)
+		}
+	}
+}
+
+// await enters an attempt that waits for its first output.
+func (e *engine) await(t *try, cancel context.CancelCauseFunc) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.waiting[t] = cancel
+	if e.lost {
+		cancel(errEngineLost)
+	}
+}
+
+// forget takes an attempt out again.
+func (e *engine) forget(t *try) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.waiting, t)
+	if e.retired && len(e.waiting) == 0 && e.stop != nil {
+		e.stop()
+	}
+}
+
+// retiredProbes find out soon whether an endpoint that left its pool is still
+// there: requests that wait on it would otherwise wait for their own limit.
+var retiredProbes = health.Config{
+	Path: "/health", Interval: 500 * time.Millisecond, Timeout: time.Second, UnhealthyAfter: 2, HealthyAfter: 1,
+}
+
+// retire is for an endpoint that left its pool: it takes no new request, and is
+// probed only as long as some wait there. close waits for that.
+func (e *engine) retire() {
+	e.halt()
+	e.mu.Lock()
+	e.retired = true
+	waiting := len(e.waiting) > 0
+	e.mu.Unlock()
+	if waiting {
+		e.probe(retiredProbes, nil, func(inference.Health) {})
+		e.mu.Lock()
+		if len(e.waiting) == 0 {
+			e.stop()
+		}
+		e.mu.Unlock()
+	}
+	e.conn.Close()
+}
+
+// halt ends the probes.
+func (e *engine) halt() {
+	e.mu.Lock()
+	stop := e.stop
+	e.stop = nil
+	e.mu.Unlock()
+	if stop != nil {
+		stop()
+		e.probes.Wait()
+	}
+}
