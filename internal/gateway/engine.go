@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/headgate/headgate/inference"
@@ -20,7 +21,8 @@ var errEngineLost = errors.New("endpoint is gone")
 // engine is one endpoint as the gateway reaches it: its connections, its probes
 // and the attempts that wait there for a first output.
 type engine struct {
-	conn *upstream.Pool
+	conn   *upstream.Pool
+	listed atomic.Pointer[listing] // its models; nil until it told them
 
 	mu      sync.Mutex
 	lost    bool
@@ -34,8 +36,9 @@ func newEngine(conn *upstream.Pool) *engine {
 	return &engine{conn: conn, waiting: map[*try]context.CancelCauseFunc{}}
 }
 
-// probe starts probing. report is told each change of state.
-func (e *engine) probe(c health.Config, header []upstream.Field, report func(inference.Health)) {
+// probe starts probing, and whatever else is to be done beside it. report is
+// told each change of state.
+func (e *engine) probe(c health.Config, header []upstream.Field, report func(inference.Health), beside ...func(context.Context)) {
 	if c.Interval == 0 {
 		return
 	}
@@ -43,6 +46,9 @@ func (e *engine) probe(c health.Config, header []upstream.Field, report func(inf
 	e.mu.Lock()
 	e.stop = stop
 	e.mu.Unlock()
+	for _, run := range beside {
+		e.probes.Go(func() { run(ctx) })
+	}
 	e.probes.Go(func() {
 		health.Probe(ctx, e.conn, c, header, func(h inference.Health) {
 			report(h)

@@ -30,6 +30,7 @@ type flight struct {
 	req     *dialect.Request
 	pool    *pool
 	model   string // the client's name
+	served  string // the engines' name
 	restore string // the client's name, if the route rewrote it
 	arrived time.Time
 
@@ -53,7 +54,7 @@ type flight struct {
 func (g *Gateway) newFlight(ex Exchange, id inference.RequestID, d dialect.Dialect, req *dialect.Request,
 	body []byte, p *pool, found route.Result, arrived time.Time) *flight {
 	f := &flight{
-		g: g, ex: ex, id: id, d: d, req: req, pool: p, model: req.Model, arrived: arrived,
+		g: g, ex: ex, id: id, d: d, req: req, pool: p, model: req.Model, served: found.Model, arrived: arrived,
 		target:  ex.Head().target(),
 		header:  engineHeader(ex.Head().Header, p, id),
 		machine: attempt.NewRequest(attempt.Spec{ID: id, Policy: p.policy}),
@@ -163,6 +164,7 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 
 // reserve asks the book for an endpoint.
 func (f *flight) reserve(ask schedule.Ask) attempt.Event {
+	ask.Model = f.served
 	set := f.pool.now.Load()
 	place, err := f.pool.book.Reserve(time.Now(), set.fleet, ask)
 	if err != nil {
@@ -205,7 +207,7 @@ func (f *flight) askRetry(e attempt.AskRetry) attempt.Event {
 	for _, a := range f.machine.Attempts() {
 		exclude = append(exclude, a.Endpoint)
 	}
-	err := f.pool.book.Retry(time.Now(), f.pool.now.Load().fleet, schedule.Ask{Exclude: exclude, Retry: true}, f.req.PromptTokens)
+	err := f.pool.book.Retry(time.Now(), f.pool.now.Load().fleet, schedule.Ask{Model: f.served, Exclude: exclude, Retry: true}, f.req.PromptTokens)
 	if err != nil {
 		f.g.record.RetryDenied(f.pool.name, err.Code)
 	}

@@ -42,8 +42,8 @@ const (
 
 // dialects are the inference paths that are served, by path.
 var dialects = map[string]dialect.Dialect{
-	"/v1/chat/completions": openai.Chat,
-	"/v1/completions":      openai.Completions,
+	chatPath:          openai.Chat,
+	"/v1/completions": openai.Completions,
 }
 
 // Config is what a Gateway is made from. Only Config is required.
@@ -238,7 +238,7 @@ func (g *Gateway) dialectOf(head *Head) (dialect.Dialect, *inference.Error) {
 	d := dialects[head.Path]
 	switch {
 	case d != nil:
-	case head.Path == "/v1/models" || strings.HasPrefix(head.Path, "/v1/models/"):
+	case head.Path == modelsPath || strings.HasPrefix(head.Path, "/v1/models/"):
 		want = http.MethodGet
 	default:
 		return nil, inference.Errorf(inference.NotFound, "nothing is served at this path")

@@ -6,7 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"math/rand/v2"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -23,13 +23,19 @@ import (
 )
 
 const (
-	modelsTime = 2 * time.Second // for an engine to list its models
-	modelsMax  = 4 << 20         // bytes of its list
+	modelsTime   = 2 * time.Second  // for an engine to list its models
+	modelsMax    = 4 << 20          // bytes of its list
+	modelsFresh  = 5 * time.Second  // how long a list is good for
+	modelsEvery  = 30 * time.Second // how often it is looked at unasked
+	modelsAtOnce = 16               // engines asked at a time
+
+	modelsPath = "/v1/models"
+	chatPath   = "/v1/chat/completions"
 )
 
 // serveModels answers the model list and its single entries: the names that
-// routes give, and what one engine of each pool lists, as far as a request for
-// it would be routed there.
+// routes give, and what engines list, as far as a request for it would be routed
+// to them.
 func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 	head := ex.Head()
 	list := g.models(ex.Gone(), head)
@@ -66,65 +72,85 @@ type model struct {
 	entry json.RawMessage
 }
 
-// models asks one engine of each pool and merges the answers, in the order of
-// the names, each once.
+// models merges what every engine lists, in the order of the names, each once.
 func (g *Gateway) models(ctx context.Context, head *Head) []model {
 	ctx, cancel := context.WithTimeout(ctx, modelsTime)
 	defer cancel()
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	found := map[string]model{}
 	state := g.state.Load()
-	for _, p := range state.pools {
-		wg.Go(func() {
-			for _, m := range p.models(ctx) {
-				query := route.Query{Host: head.Host, Path: "/v1/chat/completions", Header: head.Header, Model: m.name}
-				if _, err := state.routes.Match(query, rand.IntN); err != nil {
-					continue
-				}
-				mu.Lock()
-				found[m.name] = m
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
+	found := map[string]model{}
 	for _, name := range state.routes.Models() {
-		if _, ok := found[name]; !ok {
-			entry, _ := json.Marshal(map[string]any{"id": name, "object": "model", "created": 0, "owned_by": "headgate"})
-			found[name] = model{name, entry}
+		entry, _ := json.Marshal(map[string]any{"id": name, "object": "model", "created": 0, "owned_by": "headgate"})
+		found[name] = model{name, entry}
+	}
+	for _, p := range state.pools {
+		for _, m := range p.models(ctx, p.authorization) {
+			if state.routes.Leads(route.Query{Host: head.Host, Path: chatPath, Header: head.Header, Model: m.name}, p.name) {
+				found[m.name] = m
+			}
 		}
 	}
-	list := make([]model, 0, len(found))
-	for _, m := range found {
-		list = append(list, m)
-	}
+	list := slices.Collect(maps.Values(found))
 	slices.SortFunc(list, func(a, b model) int { return strings.Compare(a.name, b.name) })
 	return list
 }
 
-// models asks the pool's engines in random order until one lists its models.
-func (p *pool) models(ctx context.Context) []model {
-	set := p.now.Load()
-	for _, i := range rand.Perm(len(set.fleet.Endpoints)) {
-		res, end := set.engines[set.fleet.Endpoints[i].ID].conn.Do(ctx, &upstream.Request{
-			Method: http.MethodGet, Target: "/v1/models", Header: authorizationHeader(p.authorization),
+// models asks the engines for their models and notes who serves what.
+func (m *members) models(ctx context.Context, authorization string) []model {
+	set := m.now.Load()
+	lists := make([][]model, len(set.fleet.Endpoints))
+	var wg sync.WaitGroup
+	places := make(chan struct{}, modelsAtOnce)
+	for i, e := range set.fleet.Endpoints {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			lists[i] = m.modelsOf(ctx, e.ID, set.engines[e.ID], authorization)
 		})
-		if end != nil {
-			continue
-		}
-		body, err := io.ReadAll(io.LimitReader(res, modelsMax))
-		_ = res.Close()
-		if err != nil || res.Status != http.StatusOK || !gjson.ValidBytes(body) {
-			continue
-		}
-		var list []model
-		for _, entry := range gjson.GetBytes(body, "data").Array() {
-			if name := entry.Get("id"); name.Type == gjson.String && name.Str != "" {
-				list = append(list, model{name.Str, json.RawMessage(entry.Raw)})
-			}
-		}
-		return list
 	}
-	return nil
+	wg.Wait()
+	return slices.Concat(lists...)
+}
+
+// modelsOf is the list of one engine, as fresh as it needs to be.
+func (m *members) modelsOf(ctx context.Context, id inference.EndpointID, e *engine, authorization string) []model {
+	known := e.listed.Load()
+	if known != nil && time.Since(known.at) < modelsFresh {
+		return known.models
+	}
+	list, ok := listModels(ctx, e.conn, authorization)
+	if !ok {
+		return nil
+	}
+	e.listed.Store(&listing{at: time.Now(), models: list})
+	names := make([]string, len(list))
+	for i := range list {
+		names[i] = list[i].name
+	}
+	m.book.SetModels(id, names)
+	return list
+}
+
+// listing is what an engine listed, and when.
+type listing struct {
+	at     time.Time
+	models []model
+}
+
+func listModels(ctx context.Context, conn *upstream.Pool, authorization string) ([]model, bool) {
+	res, end := conn.Do(ctx, &upstream.Request{Method: http.MethodGet, Target: modelsPath, Header: authorizationHeader(authorization)})
+	if end != nil {
+		return nil, false
+	}
+	body, err := io.ReadAll(io.LimitReader(res, modelsMax))
+	_ = res.Close()
+	if err != nil || res.Status != http.StatusOK || !gjson.ValidBytes(body) {
+		return nil, false
+	}
+	var list []model
+	for _, entry := range gjson.GetBytes(body, "data").Array() {
+		if name := entry.Get("id"); name.Type == gjson.String && name.Str != "" {
+			list = append(list, model{name.Str, json.RawMessage(entry.Raw)})
+		}
+	}
+	return list, true
 }

@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/url"
@@ -140,10 +141,28 @@ func (m *members) set(list []inference.Endpoint, how reach) error {
 	}
 	for id, e := range set.engines {
 		if old.engines[id] != e {
-			e.probe(how.health, authorizationHeader(how.authorization), func(h inference.Health) { m.book.SetHealth(id, h) })
+			e.probe(how.health, authorizationHeader(how.authorization),
+				func(h inference.Health) { m.book.SetHealth(id, h) },
+				func(ctx context.Context) { m.lookAtModels(ctx, id, e, how.authorization) })
 		}
 	}
 	return nil
+}
+
+// lookAtModels keeps what an engine serves known, until ctx is done.
+func (m *members) lookAtModels(ctx context.Context, id inference.EndpointID, e *engine, authorization string) {
+	every := time.NewTicker(modelsEvery)
+	defer every.Stop()
+	for {
+		look, cancel := context.WithTimeout(ctx, modelsTime)
+		m.modelsOf(look, id, e, authorization)
+		cancel()
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+		}
+	}
 }
 
 func authorizationHeader(value string) []upstream.Field {

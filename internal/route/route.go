@@ -159,6 +159,18 @@ func (t *Table) Match(q Query, intn func(int) int) (Result, *inference.Error) {
 	return Result{}, t.modelNotFound(host, q)
 }
 
+// Leads reports whether the route of a request may draw this pool.
+func (t *Table) Leads(q Query, pool string) bool {
+	host := hostOf(q.Host)
+	for i := range t.rules {
+		r := &t.rules[i]
+		if r.holds(host, q) && r.model.Holds(q.Model) {
+			return slices.ContainsFunc(r.Backends, func(b Backend) bool { return b.Pool == pool && b.Weight > 0 })
+		}
+	}
+	return false
+}
+
 // LargestBody is the most that the body of a request may have, in bytes, before
 // its model is known: the largest limit of the pools that its host, path and
 // headers still allow, and never more than the listener's. NotFound when they

@@ -382,3 +382,20 @@ func BenchmarkUnknownModel(b *testing.B) {
 		tab.Match(Query{Path: "/", Model: strings.Repeat("0", 60)}, noDraw)
 	}
 }
+
+func TestLeadsFollowsTheOneRouteThatMatches(t *testing.T) {
+	table, err := New([]Route{
+		{Model: "a*", Backends: []Backend{{Pool: "p", Weight: 1}, {Pool: "q", Weight: 0}}},
+		{Backends: []Backend{{Pool: "q", Weight: 1}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for query, want := range map[[2]string]bool{
+		{"abc", "p"}: true, {"abc", "q"}: false, {"x", "p"}: false, {"x", "q"}: true,
+	} {
+		if got := table.Leads(Query{Model: query[0]}, query[1]); got != want {
+			t.Errorf("%v: %v", query, got)
+		}
+	}
+}

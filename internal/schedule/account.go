@@ -38,6 +38,7 @@ type account struct {
 	inflight int
 	gone     bool // left the pool; dropped at the last release
 	health   inference.Health
+	models   map[string]bool // that it lists; nil: not known
 
 	failures     int // since the last success
 	errors       int // answered errors since the last success

@@ -74,6 +74,7 @@ func (b *Book) Configure(config Config) {
 
 // Ask is what a request needs of an endpoint.
 type Ask struct {
+	Model          string                 // as engines know it
 	Exclude        []inference.EndpointID // failed for this request
 	PreferRevision string                 // of the attempt before, "" for none
 	Retry          bool                   // not a first attempt
@@ -138,6 +139,7 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 func (b *Book) choose(now time.Time, pool *fleet.Pool, ask Ask) (best *inference.Endpoint, bestRank rank, pause time.Duration) {
 	ties := 0
 	believe := b.believeProbes(pool)
+	listed := b.listed(pool, ask.Model)
 	for i := range pool.Endpoints {
 		e := &pool.Endpoints[i]
 		if slices.Contains(ask.Exclude, e.ID) {
@@ -147,6 +149,9 @@ func (b *Book) choose(now time.Time, pool *fleet.Pool, ask Ask) (best *inference
 		// Nothing answers at the address of one that is gone, so trying it
 		// would only spend an attempt.
 		if a.health == inference.Gone || a.health == inference.Unhealthy && believe {
+			continue
+		}
+		if listed && a.models != nil && !a.models[ask.Model] {
 			continue
 		}
 		if wait := a.heldUntil.Sub(now); wait > 0 {
@@ -186,6 +191,29 @@ func (b *Book) believeProbes(pool *fleet.Pool) bool {
 		}
 	}
 	return healthy > 0 && float64(healthy) >= b.config.HealthPanic*float64(len(pool.Endpoints))
+}
+
+// listed reports whether some endpoint of the pool is known to serve the model.
+// Only then are those that list others left out: llama.cpp takes any name, and
+// an adapter may be loaded without being listed yet.
+func (b *Book) listed(pool *fleet.Pool, model string) bool {
+	for i := range pool.Endpoints {
+		if a := b.accounts[pool.Endpoints[i].ID]; a != nil && a.models[model] {
+			return true
+		}
+	}
+	return false
+}
+
+// SetModels notes which models an endpoint lists.
+func (b *Book) SetModels(id inference.EndpointID, models []string) {
+	set := make(map[string]bool, len(models))
+	for _, m := range models {
+		set[m] = true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.account(id).models = set
 }
 
 // SetHealth notes what probes say of an endpoint.

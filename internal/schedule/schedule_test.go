@@ -270,6 +270,24 @@ func TestUnhealthyEndpointsAreAvoided(t *testing.T) {
 	}
 }
 
+func TestModelGoesToEndpointsThatListIt(t *testing.T) {
+	b, pool := newBook(Config{}), newPool(3)
+	e := pool.Endpoints
+	b.SetModels(e[0].ID, []string{"m1", "m2"})
+	b.SetModels(e[1].ID, []string{"m1"}) // e[2] has not told
+	for model, want := range map[string]int{"m1": 3, "m2": 2, "unlisted": 3} {
+		got := map[inference.EndpointID]bool{}
+		for range 50 {
+			r := reserve(t, b, start, pool, Ask{Model: model})
+			got[r.Endpoint.ID] = true
+			r.Release()
+		}
+		if len(got) != want || model == "m2" && got[e[1].ID] {
+			t.Errorf("%s went to %v", model, got)
+		}
+	}
+}
+
 func TestRetryCost(t *testing.T) {
 	pool := newPool(2)
 	b := newBook(Config{Retry: BudgetConfig{MinPerSecond: 1}, RetryCost: CostLimit{PromptTokens: 1000, Prefill: time.Second}})
