@@ -31,6 +31,13 @@ type Config struct {
 	// Where operators connect: metrics, console and admin API.
 	Admin Admin `yaml:"admin"`
 
+	// What is remembered of every request, and where.
+	Journal Journal `yaml:"journal"`
+
+	// API keys of clients. Default: none, and every client is the tenant
+	// anonymous; with keys, a request without one of them is refused.
+	Keys []Key `yaml:"keys"`
+
 	// How long streams may go on after SIGTERM before they are cut; new
 	// requests are refused at once. A duration; 0s cuts them at once.
 	DrainTimeout Duration `yaml:"drain_timeout"`
@@ -93,6 +100,67 @@ type Admin struct {
 	Token Secret `yaml:"token"`
 }
 
+// Journal is the record of every request: what was decided, what the client got
+// and how it ended. It holds no prompts and no answers, except answers to
+// requests with an Idempotency-Key.
+type Journal struct {
+	// sqlite keeps the journal in a file; none keeps the latest requests in
+	// memory, and Idempotency-Keys are refused. When headgate serves without a
+	// configuration file it is none.
+	Driver string `yaml:"driver"`
+
+	// The database file of sqlite, made when it is not there; its folder must
+	// be. A relative path starts at the configuration file's folder.
+	DSN File `yaml:"dsn"`
+
+	// What is on disk before the first byte of an answer is sent: strict, of
+	// every request; keyed, of requests with an Idempotency-Key; relaxed, of
+	// none. Where it can't be written, requests that need it are refused.
+	Durability string `yaml:"durability"`
+
+	// How long requests that have ended are kept. A duration; at least 1m.
+	Retention Duration `yaml:"retention"`
+
+	// Requests that carry an Idempotency-Key.
+	Idempotency Idempotency `yaml:"idempotency"`
+}
+
+// Idempotency is how long repeats of a request with an Idempotency-Key are
+// known as such.
+type Idempotency struct {
+	// From the end of the request. A duration; at least 1s, and no longer than
+	// retention.
+	TTL Duration `yaml:"ttl"`
+
+	// The largest answer that is kept for repeats. A size, at most 64MiB.
+	MaxAnswer Size `yaml:"max_answer"`
+}
+
+// KeyTTL is how long an Idempotency-Key is known: the default TTL gives way to
+// a shorter retention.
+func (j Journal) KeyTTL() time.Duration {
+	return time.Duration(min(j.Idempotency.TTL, j.Retention))
+}
+
+// Key is one API key. Clients send it as Authorization: Bearer or X-Api-Key; it
+// is never sent on to engines.
+type Key struct {
+	// The word for this key in logs and the journal; unique. Up to 63 letters,
+	// digits, dots, hyphens and underscores.
+	ID string `yaml:"id"`
+
+	// SHA-256 of the key in 64 hexadecimal digits, as printed by printf %s "$KEY" | sha256sum.
+	SecretSHA256 Digest `yaml:"secret_sha256"`
+
+	// Whose requests these are. Tenants see nothing of each other, and several
+	// keys may be of one tenant. Written like id. Default: the key's id.
+	Tenant string `yaml:"tenant"`
+
+	// The models that requests may name, as clients name them. Patterns as in
+	// routes: an exact name, prefix* or /regex/.
+	Models []string `yaml:"models"`
+}
+
 // Route sends the requests that match to one of its backends. Among the routes
 // whose host name, path and headers match, an exact model wins over the longest
 // prefix, that over a regular expression, that over no model; then the first in
@@ -150,6 +218,9 @@ type Pool struct {
 	// Where the pool's engines are found.
 	Discovery Discovery `yaml:"discovery"`
 
+	// How engines are asked whether they can serve.
+	Health Health `yaml:"health"`
+
 	// True when the engines run tools by themselves. Their attempts are never
 	// repeated once they may have begun.
 	ExecutesTools bool `yaml:"executes_tools"`
@@ -158,7 +229,7 @@ type Pool struct {
 	Credential Credential `yaml:"credential"`
 
 	// Sends the client's own Authorization header on to the engines. Not
-	// together with a credential.
+	// together with a credential, nor with keys, which are this gateway's own.
 	ForwardAuthorization bool `yaml:"forward_authorization"`
 
 	// The model revision that all engines of the pool serve, when they can't
@@ -182,10 +253,89 @@ type Pool struct {
 	Failover Failover `yaml:"failover" also:"on_upstream_failure"`
 }
 
-// Discovery says where a pool's engines are found.
+// Discovery says where a pool's engines are found. All sources that are given
+// count, and an engine that several find is one. An engine that none finds any
+// more gets no new requests; those that it has go on. A pool has at most 4096
+// engines.
 type Discovery struct {
 	// A fixed list of engines.
 	Static []Endpoint `yaml:"static"`
+
+	// YAML or JSON file with a list like static. It is read again when it
+	// changes. While it is missing or wrong, the last good list stays; an
+	// empty list ([]) is good. A relative path starts at the configuration
+	// file's folder.
+	File File `yaml:"file"`
+
+	// A DNS name that stands for the engines.
+	DNS DNS `yaml:"dns"`
+}
+
+// DNS is a name in DNS that stands for engines, one per address. It is looked
+// up at the servers of /etc/resolv.conf; /etc/hosts is not read. When no answer
+// comes the last one stays, and only three answers in a row that there is
+// nothing leave the name without engines.
+type DNS struct {
+	// The name. Without a dot at its end the search list of /etc/resolv.conf
+	// applies. For srv the whole name, as in _http._tcp.engines.example.com.
+	Name string `yaml:"name"`
+
+	// The engines' port: 1 to 65535. Required for a; srv has its own.
+	Port int `yaml:"port"`
+
+	// a asks for A and AAAA records; srv for SRV records, and for the addresses
+	// of their targets. Priorities and weights don't count.
+	Type string `yaml:"type"`
+
+	// http or https. Engines are connected to by address: with https their
+	// certificates must name it.
+	Scheme string `yaml:"scheme"`
+
+	// Limits on how often the name is looked up.
+	Refresh Refresh `yaml:"refresh"`
+}
+
+// Refresh bounds the time between two look-ups, which is the TTL of the
+// answer.
+type Refresh struct {
+	// A shorter TTL counts as this. A duration; at least 100ms.
+	Min Duration `yaml:"min"`
+
+	// A longer TTL counts as this. A duration; at least min, at most 1h.
+	Max Duration `yaml:"max"`
+}
+
+// Health is how engines are asked whether they can serve, beside what requests
+// show by themselves. An engine that is not healthy gets no requests while
+// enough others are.
+type Health struct {
+	// Between two checks of one engine. A duration of at least 100ms; 0s turns
+	// checks off.
+	Interval Duration `yaml:"interval"`
+
+	// A check that takes longer has failed. A duration.
+	Timeout Duration `yaml:"timeout"`
+
+	// What is asked with GET. A 2xx answer is good.
+	Path string `yaml:"path"`
+
+	// After a good answer the engine is also made to compute one token, which
+	// finds engines that are dead behind a live API.
+	Generate bool `yaml:"generate"`
+
+	// Between two such computations. A duration; at least 1s.
+	GenerateEvery Duration `yaml:"generate_every"`
+
+	// Failed checks in a row until an engine is unhealthy: 1 to 100.
+	UnhealthyAfter int `yaml:"unhealthy_after"`
+
+	// Good checks in a row until it is healthy again: 1 to 100.
+	HealthyAfter int `yaml:"healthy_after"`
+
+	// When a smaller share of the pool's engines than this is healthy, health
+	// is ignored: it is likelier that the checks are wrong. 0 to 1; 0 never
+	// ignores it.
+	PanicThreshold Ratio `yaml:"panic_threshold"`
 }
 
 // Endpoint is one engine.
@@ -195,6 +345,10 @@ type Endpoint struct {
 
 	// The model revision that this engine serves. Default: the pool's.
 	ModelRevision string `yaml:"model_revision"`
+
+	// True when the engine is to get no new requests, whatever other sources
+	// say; those that it has go on.
+	Draining bool `yaml:"draining"`
 }
 
 // Credential is what a pool's engines are sent as Authorization.

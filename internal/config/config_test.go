@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -151,6 +152,10 @@ listeners:
   - {name: main, address: "[::1]:8080", max_body: 10MB, debug_headers: true}
   - {name: other, address: ":8081", max_body: 4096}
 admin: {address: 0.0.0.0:9901, token: hunter2}
+journal: {dsn: j.db, durability: strict, retention: 10h, idempotency: {max_answer: 2MiB}}
+keys:
+  - {id: a, secret_sha256: 2CF24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824}
+  - {id: b, secret_sha256: 486ea46224d1bb4fb680f34f7c9ad96a8f24ec88be73ea8e5a6c65260e9cb8a7, tenant: a, models: ["qwen-*"]}
 drain_timeout: 1m30s
 routes:
   - match: {model: "qwen-*", path: /v1, hostnames: ["*.example.com"], headers: {x-team: a}}
@@ -162,6 +167,10 @@ pools:
       static:
         - {url: "HTTP://Example.COM", model_revision: r2}
         - url: http://[2001:DB8:0::7]:8000/
+        - {url: "http://old:1", draining: true}
+      file: engines.yaml
+      dns: {name: engines, port: 8000, refresh: {max: 5s}}
+    health: {interval: 1s, path: /ping, generate: true, panic_threshold: 0}
     executes_tools: true
     credential: {bearer_file: token}
     model_revision: r1
@@ -189,7 +198,12 @@ pools:
 	qwen.Discovery.Static = []config.Endpoint{
 		{URL: "http://example.com:80", ModelRevision: "r2"},
 		{URL: "http://[2001:db8::7]:8000"},
+		{URL: "http://old:1", Draining: true},
 	}
+	qwen.Discovery.File = "engines.yaml"
+	qwen.Discovery.DNS = config.DNS{Name: "engines", Port: 8000, Type: "a", Scheme: "http",
+		Refresh: config.Refresh{Min: config.Duration(time.Second), Max: config.Duration(5 * time.Second)}}
+	qwen.Health.Interval, qwen.Health.Path, qwen.Health.Generate, qwen.Health.PanicThreshold = config.Duration(time.Second), "/ping", true, 0
 	qwen.Credential.BearerFile = "token"
 	qwen.ModelRevision = "r1"
 	qwen.CollectMax = 0
@@ -207,7 +221,15 @@ pools:
 			{Name: "main", Address: "[::1]:8080", MaxBody: 10_000_000, DebugHeaders: true},
 			{Name: "other", Address: ":8081", MaxBody: 4096},
 		},
-		Admin:        config.Admin{Address: "0.0.0.0:9901", Token: config.NewSecret("hunter2")},
+		Admin: config.Admin{Address: "0.0.0.0:9901", Token: config.NewSecret("hunter2")},
+		Journal: config.Journal{
+			Driver: "sqlite", DSN: "j.db", Durability: "strict", Retention: config.Duration(10 * time.Hour),
+			Idempotency: config.Idempotency{TTL: config.Duration(24 * time.Hour), MaxAnswer: 2 << 20},
+		},
+		Keys: []config.Key{
+			{ID: "a", SecretSHA256: config.NewDigest("hello"), Models: []string{"*"}},
+			{ID: "b", SecretSHA256: config.NewDigest("world"), Tenant: "a", Models: []string{"qwen-*"}},
+		},
 		DrainTimeout: config.Duration(90 * time.Second),
 		Routes: []config.Route{{
 			Match:    config.Match{Model: "qwen-*", Path: "/v1", Hostnames: []string{"*.example.com"}, Headers: map[string]string{"x-team": "a"}},
@@ -227,6 +249,17 @@ pools:
 	}
 	if token, err := c.Pools["qwen"].Credential.Bearer(); err != nil || token.Reveal() != "s3cret" {
 		t.Errorf("bearer: %q, %v", token.Reveal(), err)
+	}
+	if got := c.Journal.KeyTTL(); got != 10*time.Hour {
+		t.Errorf("keys are known for %v", got)
+	}
+	keys, err := c.AuthKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	world, refused := keys.Authenticate(http.Header{"Authorization": {"Bearer world"}})
+	if refused != nil || world.Key != "b" || world.Tenant != "a" || !world.May("qwen-3") || world.May("llama") {
+		t.Errorf("key b: %+v, %v", world, refused)
 	}
 	checkHidden(t, c)
 }
@@ -249,7 +282,11 @@ func checkHidden(t *testing.T, c *config.Config) {
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
 		printed += fmt.Sprintf(verb, *c) + fmt.Sprintf(verb, c.Admin.Token) + fmt.Sprintf(verb, &c.Admin)
 	}
-	for _, secret := range []string{c.Admin.Token.Reveal(), fmt.Sprintf("%x", c.Admin.Token.Reveal())} {
+	digest := c.Keys[0].SecretSHA256.Hex()
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+		printed += fmt.Sprintf(verb, c.Keys[0].SecretSHA256)
+	}
+	for _, secret := range []string{c.Admin.Token.Reveal(), fmt.Sprintf("%x", c.Admin.Token.Reveal()), digest, fmt.Sprintf("%x", digest)} {
 		if strings.Contains(printed, secret) {
 			t.Errorf("a secret is printed:\n%s", printed)
 		}
@@ -276,8 +313,51 @@ func TestFilesAreRelativeToTheirConfiguration(t *testing.T) {
 	if got, want := string(c.Pools["q"].Credential.BearerFile), filepath.Join(dir, "token"); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
+	for _, data := range []string{data, ""} {
+		c, err := config.Parse(path, []byte(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := string(c.Journal.DSN), filepath.Join(dir, "headgate.db"); got != want {
+			t.Errorf("journal: got %s, want %s", got, want)
+		}
+	}
 	if _, err := config.Load(filepath.Join(dir, "absent.yaml")); err == nil || !strings.HasPrefix(err.Error(), "read configuration: open ") {
 		t.Errorf("absent file: %v", err)
+	}
+}
+
+// A file of engines is read as strictly as the configuration.
+func TestLists(t *testing.T) {
+	for _, data := range []string{
+		"- url: http://a\n- {url: 'http://[::1]:8000', model_revision: r, draining: true}\n",
+		"[\n\t{\"url\": \"http://a:80\"},\n\t{\n\t\t\"url\": \"http://[0::1]:8000\", \"model_revision\": \"r\", \"draining\": true\n\t}\n]\n",
+	} {
+		list, err := config.ParseEndpoints("x", []byte(data))
+		want := []config.Endpoint{{URL: "http://a:80"}, {URL: "http://[::1]:8000", ModelRevision: "r", Draining: true}}
+		if err != nil || !slices.Equal(list, want) {
+			t.Errorf("%s: %v, %v", data, list, err)
+		}
+	}
+	if list, err := config.ParseEndpoints("x", []byte("[]")); err != nil || list == nil || len(list) != 0 {
+		t.Errorf("empty list: %v, %v", list, err)
+	}
+	for _, c := range []struct{ data, want string }{
+		{"", "x:1: the file is empty: write [] for no engines"},
+		{"# nothing\n", "x:1: the file is empty: write [] for no engines"},
+		{"~", "x:1: the file is empty: write [] for no engines"},
+		{"url: http://a", "x:1:1: must be a list, not a block of fields"},
+		{"- http://a", "x:1:3: [0]: must be a block of fields, not a text"},
+		{"- {url: a, wight: 1}\n- {draining: true}\n-\n- {url: 'http://b'}\n- {url: 'http://B:80'}\n",
+			"x:1:9: [0].url: must begin with http:// or https://\n" +
+				"x:1:12: [0].wight: unknown field: the fields here are url, model_revision, draining\n" +
+				"x:2:3: [1]: has no url\nx:3:2: [2]: has no url\nx:5:9: [4].url: http://b:80 is [3] too"},
+		{"[{\"url\": \"http://a\"", "x:2: not valid YAML at or below this line: did not find expected ',' or '}'"},
+		{strings.Repeat("- {url: 'http://a'}\n", 4097), "x: has more than 4096 engines"},
+	} {
+		if _, err := config.ParseEndpoints("x", []byte(c.data)); err == nil || err.Error() != c.want {
+			t.Errorf("%.40q: got %v", c.data, err)
+		}
 	}
 }
 
@@ -292,6 +372,29 @@ func TestExampleIsServed(t *testing.T) {
 	checkServes(t, c, "sim")
 }
 
+func TestExampleWithKeysIsServed(t *testing.T) {
+	c, err := config.Load("../../examples/keep.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkServes(t, c, "sim")
+	keys, err := c.AuthKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if who, refused := keys.Authenticate(http.Header{"Authorization": {"Bearer example"}}); refused != nil || who.Tenant != "team-a" {
+		t.Errorf("got %v, %v", who, refused)
+	}
+	name := string(c.Pools["sim"].Discovery.File)
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list, err := config.ParseEndpoints(name, data); err != nil || len(list) != 2 {
+		t.Errorf("engines: %v, %v", list, err)
+	}
+}
+
 func TestUpstreams(t *testing.T) {
 	c, err := config.FromUpstreams([]string{"http://a:1", "https://B"})
 	if err != nil {
@@ -301,6 +404,9 @@ func TestUpstreams(t *testing.T) {
 		t.Errorf("endpoints: %v", got)
 	}
 	checkServes(t, c, "default")
+	if c.Journal.Driver != config.DriverNone {
+		t.Errorf("journal: %s", c.Journal.Driver)
+	}
 	for _, c := range []struct {
 		urls []string
 		want string
@@ -416,6 +522,9 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("accepted, and not valid: %v", problems)
 		}
 		if _, err := c.Table(); err != nil {
+			t.Errorf("accepted, and does not compile: %v", err)
+		}
+		if _, err := c.AuthKeys(); err != nil {
 			t.Errorf("accepted, and does not compile: %v", err)
 		}
 	})

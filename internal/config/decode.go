@@ -25,11 +25,13 @@ const mergeDepthMax = 16
 // not act on. Accepting one silently would be a lie; calling it unknown would
 // be one too.
 var later = map[reflect.Type][]string{
-	reflect.TypeFor[Config]():    {"journal", "objectives", "keys"},
+	reflect.TypeFor[Config]():    {"objectives"},
+	reflect.TypeFor[Journal]():   {"capture"},
+	reflect.TypeFor[Key]():       {"objectives", "fairness_id"},
 	reflect.TypeFor[Listener]():  {"early_headers", "trust_headers", "hostnames"},
 	reflect.TypeFor[Route]():     {"objective"},
 	reflect.TypeFor[Pool]():      {"engine", "guard", "targets", "scheduler", "flow"},
-	reflect.TypeFor[Discovery](): {"file", "dns", "kubernetes"},
+	reflect.TypeFor[Discovery](): {"kubernetes"},
 	reflect.TypeFor[Endpoint]():  {"guard"},
 }
 
@@ -415,7 +417,7 @@ func (m *merger) merge(from *yaml.Node, depth int) {
 func files(v reflect.Value, dir string) {
 	switch v.Kind() {
 	case reflect.Struct:
-		if v.Type() == reflect.TypeFor[Secret]() {
+		if v.Type() == reflect.TypeFor[Secret]() || v.Type() == reflect.TypeFor[Digest]() {
 			return
 		}
 		for i := range v.NumField() {

@@ -23,9 +23,16 @@ func (c *Config) setDefaults() {
 	var l Listener
 	l.setDefaults()
 	*c = Config{
-		Gateway:      Gateway{ID: hostName()},
-		Listeners:    []Listener{l},
-		Admin:        Admin{Address: "127.0.0.1:9901"},
+		Gateway:   Gateway{ID: hostName()},
+		Listeners: []Listener{l},
+		Admin:     Admin{Address: "127.0.0.1:9901"},
+		Journal: Journal{
+			Driver:      DriverSQLite,
+			DSN:         "headgate.db",
+			Durability:  DurabilityKeyed,
+			Retention:   Duration(72 * time.Hour),
+			Idempotency: Idempotency{TTL: Duration(24 * time.Hour), MaxAnswer: 1 << 20},
+		},
 		DrainTimeout: Duration(30 * time.Second),
 	}
 }
@@ -34,10 +41,26 @@ func (l *Listener) setDefaults() {
 	*l = Listener{Name: "main", Address: "127.0.0.1:8080", MaxBody: 64 << 20}
 }
 
+func (k *Key) setDefaults() { *k = Key{Models: []string{"*"}} }
+
 func (b *Backend) setDefaults() { *b = Backend{Weight: 1} }
 
 func (p *Pool) setDefaults() {
 	*p = Pool{
+		Discovery: Discovery{DNS: DNS{
+			Type:    DNSAddresses,
+			Scheme:  "http",
+			Refresh: Refresh{Min: Duration(time.Second), Max: Duration(30 * time.Second)},
+		}},
+		Health: Health{
+			Interval:       Duration(5 * time.Second),
+			Timeout:        Duration(2 * time.Second),
+			Path:           "/health",
+			GenerateEvery:  Duration(60 * time.Second),
+			UnhealthyAfter: 2,
+			HealthyAfter:   1,
+			PanicThreshold: 0.5,
+		},
 		CollectMax: 8 << 20,
 		Timeouts: Timeouts{
 			Connect:     Duration(2 * time.Second),

@@ -10,6 +10,7 @@ import (
 	"go/token"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,6 +66,7 @@ func (w *reference) page(t *testing.T) string {
 	t.Helper()
 	with, err := config.Parse("x.yaml", []byte(`
 routes: [{backends: [{pool: x}]}]
+keys: [{id: x, secret_sha256: "`+config.NewDigest("x").Hex()+`"}]
 pools: {x: {discovery: {static: [{url: "http://x:1"}]}}}`))
 	if err != nil {
 		t.Fatal(err)
@@ -101,6 +103,9 @@ func (w *reference) block(path string, v reflect.Value) {
 			blocks = append(blocks, inner{at, fv})
 		default:
 			def = value(name, fv)
+			if at == "keys[].id" {
+				def = "required"
+			}
 		}
 		fmt.Fprintf(&w.b, "| `%s` | %s | %s | %s |\n", name, holds, def, w.comment(v.Type().Name()+"."+f.Name))
 	}
@@ -126,6 +131,8 @@ func holds(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[config.Secret]():
 		return "text, secret"
+	case reflect.TypeFor[config.Digest]():
+		return "64 hexadecimal digits"
 	case reflect.TypeFor[config.URL]():
 		return "URL"
 	case reflect.TypeFor[config.File]():
@@ -156,10 +163,10 @@ func holds(t reflect.Type) string {
 
 // value shows a default; where it is none or depends, the comment says so.
 func value(name string, v reflect.Value) string {
-	if name == "pool" || name == "url" {
+	if slices.Contains([]string{"pool", "url", "secret_sha256"}, name) {
 		return "required"
 	}
-	if v.IsZero() && (v.Kind() == reflect.String || v.Kind() == reflect.Slice || v.Kind() == reflect.Map || v.Kind() == reflect.Struct || name == "max_body") {
+	if v.IsZero() && (v.Kind() == reflect.String || v.Kind() == reflect.Slice || v.Kind() == reflect.Map || v.Kind() == reflect.Struct || name == "max_body" || name == "port") {
 		return ""
 	}
 	if v.Kind() == reflect.Slice {

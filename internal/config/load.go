@@ -49,8 +49,8 @@ func Parse(name string, data []byte) (*Config, error) {
 	d := &decoder{file: name, places: map[string]place{}}
 	if root != nil {
 		d.decode(root, root, field{}, reflect.ValueOf(c).Elem())
-		files(reflect.ValueOf(c).Elem(), filepath.Dir(name))
 	}
+	files(reflect.ValueOf(c).Elem(), filepath.Dir(name))
 	if d.nodes <= nodesMax {
 		d.addChecks(c.Validate())
 	}
@@ -61,9 +61,10 @@ func Parse(name string, data []byte) (*Config, error) {
 }
 
 // FromUpstreams is the default configuration with one pool, default, of these
-// engines.
+// engines, and without a journal: no file says where one may be written.
 func FromUpstreams(urls []string) (*Config, error) {
 	c := Default()
+	c.Journal.Driver = DriverNone
 	if err := c.AddUpstreams(urls); err != nil {
 		return nil, err
 	}

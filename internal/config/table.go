@@ -3,10 +3,12 @@
 package config
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/auth"
 	"github.com/headgate/headgate/internal/route"
 )
 
@@ -40,17 +42,31 @@ func (c *Config) Table() (*route.Table, error) {
 // PoolNames returns the pools' names in alphabetical order.
 func (c *Config) PoolNames() []string { return slices.Sorted(maps.Keys(c.Pools)) }
 
-// Endpoints returns the pool's configured engines.
+// AuthKeys compiles the keys. Those of a valid configuration always compile.
+func (c *Config) AuthKeys() (*auth.Keys, error) {
+	keys := make([]auth.Key, len(c.Keys))
+	for i, k := range c.Keys {
+		keys[i] = auth.Key{ID: k.ID, SHA256: k.SecretSHA256.Hex(), Tenant: k.Tenant, Models: k.Models}
+	}
+	return auth.NewKeys(keys)
+}
+
+// Endpoints returns the engines that the configuration itself lists for new
+// requests. What else the pool has is for internal/discovery to find.
 func (p Pool) Endpoints() []inference.Endpoint {
-	endpoints := make([]inference.Endpoint, len(p.Discovery.Static))
-	for i, e := range p.Discovery.Static {
-		revision := e.ModelRevision
-		if revision == "" {
-			revision = p.ModelRevision
+	var endpoints []inference.Endpoint
+	for _, e := range p.Discovery.Static {
+		if !e.Draining {
+			endpoints = append(endpoints, e.Endpoint(p.ModelRevision))
 		}
-		endpoints[i] = inference.Endpoint{ID: inference.EndpointID(e.URL), URL: string(e.URL), Revision: revision}
 	}
 	return endpoints
+}
+
+// Endpoint is e as the rest of the program knows it, with the pool's model
+// revision where it has none of its own.
+func (e Endpoint) Endpoint(revision string) inference.Endpoint {
+	return inference.Endpoint{ID: inference.EndpointID(e.URL), URL: string(e.URL), Revision: cmp.Or(e.ModelRevision, revision)}
 }
 
 // Secure reports whether the listener serves TLS.

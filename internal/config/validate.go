@@ -10,12 +10,16 @@ import (
 	"io"
 	"maps"
 	"math"
+	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/auth"
 	"github.com/headgate/headgate/internal/route"
 )
 
@@ -41,8 +45,32 @@ const (
 	ruleBudget       = "retries stay within the pool's budget and at most 10 attempts (failover rule I7)"
 )
 
+// Drivers of the journal.
+const (
+	DriverSQLite = "sqlite"
+	DriverNone   = "none"
+)
+
+// Durability of the journal.
+const (
+	DurabilityStrict  = "strict"
+	DurabilityKeyed   = "keyed"
+	DurabilityRelaxed = "relaxed"
+)
+
+// Types of DNS discovery.
+const (
+	DNSAddresses = "a"
+	DNSServices  = "srv"
+)
+
+// EndpointsMax bounds the endpoints of one pool, over all its sources.
+const EndpointsMax = 4096
+
 const (
 	listenersMax = 64
+	keysMax      = 10_000
+	answerMax    = 64 << 20
 	bodyMin      = 1 << 10
 	bodyMax      = 4 << 30
 	bearerMax    = 64 << 10
@@ -67,6 +95,8 @@ func (c *Config) Validate() Problems {
 	k.atLeast("drain_timeout", c.DrainTimeout)
 	k.listeners(c)
 	k.admin(c)
+	k.journal(c.Journal)
+	k.keys(c.Keys)
 	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
 		k.pool(c, name)
 	}
@@ -85,6 +115,30 @@ func (k *checker) problem(path, format string, args ...any) {
 func (k *checker) only(path, got, want, rule string) {
 	if got != want {
 		k.problem(path, "must be %s, not %s: %s", want, quote(got), rule)
+	}
+}
+
+// oneOf complains about a word that is not in the set.
+func (k *checker) oneOf(path, got string, words ...string) bool {
+	if slices.Contains(words, got) {
+		return true
+	}
+	last := len(words) - 1
+	k.problem(path, "must be %s or %s, not %s", strings.Join(words[:last], ", "), words[last], quote(got))
+	return false
+}
+
+// within complains about a whole number out of its range.
+func (k *checker) within(path string, n, least, most int) {
+	if n < least || n > most {
+		k.problem(path, "%d is not between %d and %d", n, least, most)
+	}
+}
+
+// noShorter complains about a duration below its least.
+func (k *checker) noShorter(path string, d, least Duration) {
+	if d < least {
+		k.problem(path, "%s is less than %s", d, least)
 	}
 }
 
@@ -183,7 +237,8 @@ func (k *checker) pool(c *Config, name string) {
 	if !namePattern.MatchString(name) {
 		k.problem(path, "the name is not 1 to 63 lower-case letters, digits or hyphens")
 	}
-	k.endpoints(path+".discovery", p.Discovery)
+	k.discovery(path+".discovery", p.Discovery)
+	k.health(path+".health", p.Health)
 	if p.Credential.BearerFile != "" {
 		if _, err := p.Credential.Bearer(); err != nil {
 			k.problem(path+".credential.bearer_file", "%v", err)
@@ -191,6 +246,9 @@ func (k *checker) pool(c *Config, name string) {
 		if p.ForwardAuthorization {
 			k.problem(path+".forward_authorization", "the pool has a credential, which takes the place of the client's")
 		}
+	}
+	if p.ForwardAuthorization && len(c.Keys) > 0 {
+		k.problem(path+".forward_authorization", "clients send this gateway's keys as Authorization, which are not for engines")
 	}
 	if p.MaxBody != 0 {
 		k.poolBody(c, path+".max_body", p.MaxBody)
@@ -213,22 +271,208 @@ func (k *checker) poolBody(c *Config, path string, size Size) {
 	}
 }
 
-func (k *checker) endpoints(path string, d Discovery) {
-	if len(d.Static) == 0 {
+func (k *checker) discovery(path string, d Discovery) {
+	var def Pool
+	def.setDefaults()
+	named := d.DNS != def.Discovery.DNS && d.DNS != DNS{}
+	if len(d.Static) == 0 && d.File == "" && !named {
 		k.problem(path, "names no engine: list them under static, as in static: [{url: \"http://127.0.0.1:8000\"}]")
 	}
+	k.endpoints(path+".static", "static", d.Static)
+	if named {
+		k.dns(path+".dns", d.DNS)
+	}
+}
+
+// endpoints checks a list that messages call name.
+func (k *checker) endpoints(path, name string, list []Endpoint) {
+	if len(list) > EndpointsMax {
+		k.problem(path, "has more than %d engines", EndpointsMax)
+		return
+	}
 	first := map[URL]int{}
-	for i, e := range d.Static {
-		at := fmt.Sprintf("%s.static[%d]", path, i)
+	for i, e := range list {
+		at := fmt.Sprintf("%s[%d]", path, i)
 		if e.URL == "" {
 			k.problem(at, "has no url")
 			continue
 		}
 		if j, twice := first[e.URL]; twice {
-			k.problem(at+".url", "%s is static[%d] too", e.URL, j)
+			k.problem(at+".url", "%s is %s[%d] too", e.URL, name, j)
 			continue
 		}
 		first[e.URL] = i
+	}
+}
+
+func (k *checker) dns(path string, d DNS) {
+	_, numeric := netip.ParseAddr(d.Name)
+	switch {
+	case d.Name == "":
+		k.problem(path, "has no name")
+	case numeric == nil:
+		k.problem(path+".name", "%s is an address: list it under static", quote(d.Name))
+	case !validName(d.Name):
+		k.problem(path+".name", "%s is not a name that DNS can hold", quote(d.Name))
+	}
+	k.oneOf(path+".scheme", d.Scheme, "http", "https")
+	if k.oneOf(path+".type", d.Type, DNSAddresses, DNSServices) {
+		switch {
+		case d.Type == DNSServices && d.Port != 0:
+			k.problem(path+".port", "SRV records have their own ports: leave it out")
+		case d.Type == DNSAddresses && d.Port == 0:
+			k.problem(path, "has no port")
+		case d.Type == DNSAddresses:
+			k.within(path+".port", d.Port, 1, 65535)
+		}
+	}
+	k.noShorter(path+".refresh.min", d.Refresh.Min, Duration(100*time.Millisecond))
+	switch {
+	case d.Refresh.Max < d.Refresh.Min:
+		k.problem(path+".refresh.max", "%s is less than min (%s)", d.Refresh.Max, d.Refresh.Min)
+	case d.Refresh.Max > Duration(time.Hour):
+		k.problem(path+".refresh.max", "%s is more than 1h", d.Refresh.Max)
+	}
+}
+
+// validName reports whether s is a host name, with or without a dot at its end.
+func validName(s string) bool {
+	s = strings.TrimSuffix(s, ".")
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" || len(label) > 63 || strings.ContainsFunc(strings.ToLower(label), notHostRune) {
+			return false
+		}
+	}
+	return len(s) <= 253
+}
+
+func (k *checker) health(path string, h Health) {
+	if h.Interval != 0 {
+		k.noShorter(path+".interval", h.Interval, Duration(100*time.Millisecond))
+	}
+	k.noShorter(path+".timeout", h.Timeout, Duration(time.Millisecond))
+	if err := route.CheckPath(h.Path); err != nil {
+		k.problem(path+".path", "%v", err)
+	} else if h.Path == "" {
+		k.problem(path+".path", "is empty: to turn checks off set interval to 0s")
+	}
+	if h.Generate && h.Interval == 0 {
+		k.problem(path+".generate", "interval is 0s: without checks nothing is computed")
+	}
+	k.noShorter(path+".generate_every", h.GenerateEvery, Duration(time.Second))
+	k.within(path+".unhealthy_after", h.UnhealthyAfter, 1, 100)
+	k.within(path+".healthy_after", h.HealthyAfter, 1, 100)
+	if r := float64(h.PanicThreshold); !(r >= 0 && r <= 1) {
+		k.problem(path+".panic_threshold", "%v is not between 0 and 1", r)
+	}
+}
+
+func (k *checker) journal(j Journal) {
+	switch j.Driver {
+	case "postgres":
+		k.problem("journal.driver", "postgres is not supported by this version of headgate: use sqlite or none")
+	case DriverSQLite:
+		k.database("journal.dsn", j.DSN)
+	default:
+		k.oneOf("journal.driver", j.Driver, DriverSQLite, DriverNone)
+	}
+	if k.oneOf("journal.durability", j.Durability, DurabilityStrict, DurabilityKeyed, DurabilityRelaxed) &&
+		j.Durability == DurabilityStrict && j.Driver == DriverNone {
+		k.problem("journal.durability", "strict needs a journal on disk: driver is none")
+	}
+	k.noShorter("journal.retention", j.Retention, Duration(time.Minute))
+	ttl := j.Idempotency.TTL
+	k.noShorter("journal.idempotency.ttl", ttl, Duration(time.Second))
+	// The default may outlive a short retention: KeyTTL cuts it.
+	if ttl > j.Retention && ttl != Default().Journal.Idempotency.TTL {
+		k.problem("journal.idempotency.ttl", "%s is longer than retention (%s)", ttl, j.Retention)
+	}
+	if n := j.Idempotency.MaxAnswer; n < 0 || n > answerMax {
+		k.problem("journal.idempotency.max_answer", "%s is not between 0 and %s", n, Size(answerMax))
+	}
+}
+
+// database checks that an SQLite file can be where the configuration has it.
+func (k *checker) database(path string, name File) {
+	base := filepath.Base(string(name))
+	switch {
+	case name == "":
+		k.problem(path, "is empty: to keep nothing on disk set driver to none")
+		return
+	case base == ":memory:" || strings.HasPrefix(base, "file:"):
+		k.problem(path, "must be the name of a file, not %s: to keep nothing on disk set driver to none", quote(base))
+		return
+	case strings.ContainsAny(string(name), "?#%") || !cleanText(string(name)):
+		k.problem(path, "%s has one of ?, # and %%, which mean something else to SQLite", quote(string(name)))
+		return
+	}
+	if info, err := os.Stat(filepath.Dir(string(name))); err != nil {
+		k.problem(path, "%v", err)
+	} else if !info.IsDir() {
+		k.problem(path, "%s is not a folder", filepath.Dir(string(name)))
+	} else if info, err := os.Stat(string(name)); err == nil && !info.Mode().IsRegular() {
+		k.problem(path, "%s is not a regular file", name)
+	}
+}
+
+func (k *checker) keys(keys []Key) {
+	if len(keys) > keysMax {
+		k.problem("keys", "has more than %d keys", keysMax)
+		return
+	}
+	ids, digests := map[string]int{}, map[Digest]int{}
+	for i, key := range keys {
+		path := fmt.Sprintf("keys[%d]", i)
+		switch j, twice := ids[key.ID]; {
+		case key.ID == "":
+			k.problem(path, "has no id")
+		case twice:
+			k.problem(path+".id", "%s is the id of keys[%d] too", quote(key.ID), j)
+		default:
+			k.tenant(path+".id", key.ID)
+			ids[key.ID] = i
+		}
+		switch j, twice := digests[key.SecretSHA256]; {
+		case key.SecretSHA256.IsZero():
+			k.problem(path, "has no secret_sha256")
+		case key.SecretSHA256 == NewDigest(""):
+			k.problem(path+".secret_sha256", "is the SHA-256 of nothing")
+		case twice:
+			k.problem(path+".secret_sha256", "is that of keys[%d] too", j)
+		default:
+			digests[key.SecretSHA256] = i
+		}
+		if key.Tenant != "" {
+			k.tenant(path+".tenant", key.Tenant)
+		}
+		k.models(path, key.Models)
+	}
+}
+
+// tenant checks the name of a tenant, or of a key, which may be one.
+func (k *checker) tenant(path, name string) {
+	switch {
+	case !validID(name):
+		k.problem(path, "%s is not 1 to 63 letters, digits, dots, hyphens or underscores", quote(name))
+	case name == auth.Anonymous:
+		k.problem(path, "%s is the tenant of everyone where there are no keys", name)
+	}
+}
+
+func (k *checker) models(path string, models []string) {
+	if len(models) == 0 {
+		k.problem(path+".models", "is empty: leave it out to allow all models")
+	}
+	for i, m := range models {
+		at := fmt.Sprintf("%s.models[%d]", path, i)
+		switch err := route.CheckModel(m); {
+		case m == "":
+			k.problem(at, "is empty: * allows all models")
+		case err != nil:
+			k.problem(at, "%v", err)
+		case !cleanText(m):
+			k.problem(at, "has control characters")
+		}
 	}
 }
 

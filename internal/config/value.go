@@ -3,6 +3,8 @@
 package config
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/headgate/headgate/internal/fleet"
 )
 
 // A value reads itself from the text of one scalar. Its errors never carry a
@@ -188,7 +192,8 @@ func (u *URL) set(text string) error {
 	if strings.Contains(host, "%") {
 		return errors.New("must not have an IPv6 zone")
 	}
-	*u = URL(p.Scheme + "://" + net.JoinHostPort(host, strconv.Itoa(n)))
+	base := &url.URL{Scheme: p.Scheme, Host: net.JoinHostPort(host, strconv.Itoa(n))}
+	*u = URL(fleet.NewEndpoint(base, "").URL)
 	return nil
 }
 
@@ -200,10 +205,11 @@ func portNumber(text string) (int, error) {
 	return int(n), nil
 }
 
-// canonicalHost lower-cases a host name and shortens an IPv6 address.
+// canonicalHost lower-cases a host name and shortens an IPv6 address, or makes
+// it the IPv4 address that it stands for.
 func canonicalHost(host string) (string, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
-		return ip.String(), nil
+		return ip.Unmap().String(), nil
 	}
 	host = strings.ToLower(host)
 	if strings.ContainsFunc(host, notHostRune) || len(host) > 253 {
@@ -257,5 +263,50 @@ func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
 func (s *Secret) set(text string) error {
 	s.text = text
+	return nil
+}
+
+// Digest is the SHA-256 of an API key. It is never printed either: a short key
+// can be found from it.
+type Digest struct{ hex string }
+
+// NewDigest returns the digest of an API key.
+func NewDigest(key string) Digest {
+	sum := sha256.Sum256([]byte(key))
+	return Digest{hex.EncodeToString(sum[:])}
+}
+
+// Hex is the digest in lower-case hexadecimal digits, "" where there is none.
+func (d Digest) Hex() string { return d.hex }
+
+// IsZero reports whether there is no digest.
+func (d Digest) IsZero() bool { return d.hex == "" }
+
+// Equal reports whether both are the same digest.
+func (d Digest) Equal(o Digest) bool { return d == o }
+
+func (d Digest) String() string {
+	if d.hex == "" {
+		return ""
+	}
+	return redacted
+}
+
+// Format prints the redacted form for every verb.
+func (d Digest) Format(f fmt.State, _ rune) { fmt.Fprint(f, d.String()) }
+
+// MarshalText is the redacted form, for JSON and YAML too.
+func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// LogValue is the redacted form.
+func (d Digest) LogValue() slog.Value { return slog.StringValue(d.String()) }
+
+func (d *Digest) set(text string) error {
+	// The text may be the key itself, so that no message repeats it.
+	raw, err := hex.DecodeString(text)
+	if err != nil || len(raw) != sha256.Size {
+		return fmt.Errorf("must be the key's SHA-256 in %d hexadecimal digits", 2*sha256.Size)
+	}
+	d.hex = hex.EncodeToString(raw)
 	return nil
 }
