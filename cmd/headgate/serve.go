@@ -3,76 +3,165 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/filewatch"
 	"github.com/headgate/headgate/internal/lifecycle"
 )
 
 func newServe() *cobra.Command {
-	var file, listen, admin string
-	var upstreams []string
-	var logging logFlags
+	var f serveFlags
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the gateway",
 		Long: `Run the gateway with a configuration file, or with none in front of the
-engines that --upstream names.`,
+engines that --upstream names. A changed file is read again, and so it is at
+SIGHUP; one with mistakes leaves the old configuration in force.`,
 		Example: `  headgate serve --config headgate.yaml
   headgate serve --upstream http://127.0.0.1:9001 --upstream http://127.0.0.1:9002`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := logging.logger()
-			if err != nil {
-				return err
-			}
-			c, err := serveConfig(file, upstreams)
-			if err != nil {
-				return err
-			}
-			if listen != "" {
-				c.Listeners[0].Address = config.Address(listen)
-			}
-			if cmd.Flags().Changed("admin") {
-				c.Admin.Address = config.Address(admin)
-			}
-			if problems := c.Validate(); len(problems) > 0 {
-				return problems
-			}
-			p, err := lifecycle.Start(c, log, version())
-			if err != nil {
-				return err
-			}
-			defer p.Stop()
-			select {
-			case <-cmd.Context().Done():
-				return nil
-			case err := <-p.Failed():
-				return err
-			}
+			f.adminSet = cmd.Flags().Changed("admin")
+			return f.run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
-	cmd.Flags().StringArrayVar(&upstreams, "upstream", nil, "base URL of an engine; may be given several times")
-	cmd.Flags().StringVar(&listen, "listen", "", "address of the first listener (default 127.0.0.1:8080)")
-	cmd.Flags().StringVar(&admin, "admin", "", `address of the admin listener, "" for none (default 127.0.0.1:9901)`)
-	logging.add(cmd)
+	cmd.Flags().StringVarP(&f.file, "config", "c", "", "configuration file")
+	cmd.Flags().StringArrayVar(&f.upstreams, "upstream", nil, "base URL of an engine; may be given several times")
+	cmd.Flags().StringVar(&f.listen, "listen", "", "address of the first listener (default 127.0.0.1:8080)")
+	cmd.Flags().StringVar(&f.admin, "admin", "", `address of the admin listener, "" for none (default 127.0.0.1:9901)`)
+	f.logging.add(cmd)
 	return cmd
 }
 
-// serveConfig is the file's configuration with the engines that flags name.
-func serveConfig(file string, upstreams []string) (*config.Config, error) {
+type serveFlags struct {
+	file      string
+	upstreams []string
+	listen    string
+	admin     string
+	adminSet  bool
+	logging   logFlags
+}
+
+func (f *serveFlags) run(ctx context.Context) error {
+	log, err := f.logging.logger()
+	if err != nil {
+		return err
+	}
+	// Read before it is loaded: a change in between is then noticed.
+	known, _ := os.ReadFile(f.file)
+	c, err := f.load()
+	if err != nil {
+		return err
+	}
+	p, err := lifecycle.Start(c, log, version())
+	if err != nil {
+		return err
+	}
+	defer p.Stop()
+	if f.file != "" {
+		stop := f.watch(known, log, p.Reload)
+		defer stop()
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-p.Failed():
+		return err
+	}
+}
+
+// load reads the configuration that the flags name.
+func (f *serveFlags) load() (*config.Config, error) {
 	switch {
-	case file == "" && len(upstreams) == 0:
+	case f.file == "" && len(f.upstreams) == 0:
 		return nil, errors.New("serve needs --config FILE or --upstream URL")
-	case file == "":
-		return config.FromUpstreams(upstreams)
+	case f.file == "":
+		c, err := config.FromUpstreams(f.upstreams)
+		if err != nil {
+			return nil, err
+		}
+		return f.override(c)
 	}
-	c, err := config.Load(file)
-	if err != nil || len(upstreams) == 0 {
-		return c, err
+	c, err := config.Load(f.file)
+	if err != nil {
+		return nil, err
 	}
-	return c, c.AddUpstreams(upstreams)
+	return f.override(c)
+}
+
+// override puts the flags' values over the file's.
+func (f *serveFlags) override(c *config.Config) (*config.Config, error) {
+	if f.file != "" && len(f.upstreams) > 0 {
+		if err := c.AddUpstreams(f.upstreams); err != nil {
+			return nil, err
+		}
+	}
+	if f.listen != "" {
+		c.Listeners[0].Address = config.Address(f.listen)
+	}
+	if f.adminSet {
+		c.Admin.Address = config.Address(f.admin)
+	}
+	if problems := c.Validate(); len(problems) > 0 {
+		return nil, problems
+	}
+	return c, nil
+}
+
+// watch puts each new content of the file in force, until stop is called.
+func (f *serveFlags) watch(known []byte, log *slog.Logger, reload func(*config.Config) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	now := make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hangup:
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case now <- struct{}{}:
+			}
+		}
+	})
+	running.Go(func() {
+		filewatch.Watcher{Path: f.file, Known: known, Now: now}.Run(ctx, func(data []byte, err error) {
+			if err == nil {
+				err = f.reload(data, reload)
+			}
+			if err != nil {
+				log.Error("configuration not reloaded; the old one stays in force", "error", err)
+			}
+		})
+	})
+	return func() {
+		signal.Stop(hangup)
+		cancel()
+		running.Wait()
+	}
+}
+
+func (f *serveFlags) reload(data []byte, reload func(*config.Config) error) error {
+	c, err := config.Parse(f.file, data)
+	if err != nil {
+		return err
+	}
+	if c, err = f.override(c); err != nil {
+		return err
+	}
+	return reload(c)
 }

@@ -71,3 +71,7 @@ func (e Endpoint) Endpoint(revision string) inference.Endpoint {
 
 // Secure reports whether the listener serves TLS.
 func (l Listener) Secure() bool { return l.TLS.Cert != "" }
+
+// Discovers reports whether the pool has endpoints that the configuration does
+// not list.
+func (p Pool) Discovers() bool { return p.Discovery.File != "" || p.Discovery.DNS.Name != "" }

@@ -34,6 +34,10 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 	}
 	query := route.Query{Host: head.Host, Path: head.Path, Header: head.Header}
 	state := g.state.Load()
+	who, err := state.keys.Authenticate(head.Header)
+	if err != nil {
+		return nil, err
+	}
 	bodyMax, err := state.routes.LargestBody(query, head.BodyMax)
 	if err != nil {
 		return nil, err
@@ -46,6 +50,9 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 	req, inspectErr := d.Inspect(body)
 	if inspectErr != nil {
 		return nil, inference.AsError(inspectErr)
+	}
+	if err := who.Permit(req.Model); err != nil {
+		return nil, err
 	}
 	query.Model = req.Model
 	found, err := state.routes.Match(query, rand.IntN)

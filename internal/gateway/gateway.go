@@ -25,6 +25,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/auth"
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/dialect/openai"
@@ -75,6 +76,7 @@ type Gateway struct {
 type state struct {
 	routes *route.Table
 	pools  map[string]*pool
+	keys   *auth.Keys
 }
 
 // New makes a Gateway. It opens no connection and starts nothing.
@@ -94,9 +96,11 @@ func New(c Config) (*Gateway, error) {
 	return g, nil
 }
 
-// Reload puts another configuration's routes and pools in force. Requests under
-// way keep the policy that they arrived under. A pool of the same name keeps
-// its endpoints' connections and records. On an error nothing has changed.
+// Reload puts another configuration's routes, pools and keys in force. Requests
+// under way keep the policy that they arrived under. A pool of the same name
+// keeps its endpoints' connections and records, and endpoints that were
+// discovered stay until SetEndpoints says otherwise. On an error nothing has
+// changed.
 //
 // It is called by one goroutine at a time.
 func (g *Gateway) Reload(c *config.Config) error {
@@ -104,7 +108,11 @@ func (g *Gateway) Reload(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	old, next := g.state.Load(), &state{routes: routes, pools: map[string]*pool{}}
+	keys, err := c.AuthKeys()
+	if err != nil {
+		return err
+	}
+	old, next := g.state.Load(), &state{routes: routes, pools: map[string]*pool{}, keys: keys}
 	for _, name := range c.PoolNames() {
 		m := newMembers(name)
 		if p := old.pools[name]; p != nil {
@@ -115,18 +123,34 @@ func (g *Gateway) Reload(c *config.Config) error {
 		}
 	}
 	for name, p := range next.pools {
-		p.configure(c.Pools[name].Failover)
-		if err := p.set(c.Pools[name].Endpoints(), reach{connect: p.limits.Connect, authorization: p.authorization}); err != nil {
+		p.configure(c.Pools[name])
+		list := c.Pools[name].Endpoints()
+		if c.Pools[name].Discovers() && old.pools[name] != nil {
+			list = p.now.Load().fleet.Endpoints
+		}
+		if err := p.set(list, &p.reach); err != nil {
 			return err
 		}
 	}
 	g.state.Store(next)
 	for name, p := range old.pools {
 		if next.pools[name] == nil {
-			_ = p.set(nil, reach{}) // cannot fail without endpoints
+			_ = p.set(nil, nil) // cannot fail without endpoints
 		}
 	}
 	return nil
+}
+
+// SetEndpoints gives a pool the endpoints that were discovered for it. It may be
+// called beside Reload.
+func (g *Gateway) SetEndpoints(name string, list []inference.Endpoint) {
+	p := g.state.Load().pools[name]
+	if p == nil {
+		return // deleted meanwhile
+	}
+	if err := p.set(list, nil); err != nil {
+		g.log.Error("discovered endpoints are unusable", "pool", name, "error", err)
+	}
 }
 
 // errDraining is the cause of exchanges that Drain cut off.

@@ -38,7 +38,12 @@ const (
 // to them.
 func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 	head := ex.Head()
-	list := g.models(ex.Gone(), head)
+	who, err := g.state.Load().keys.Authenticate(head.Header)
+	if err != nil {
+		g.refuse(ex, id, openai.Chat, err)
+		return
+	}
+	list := slices.DeleteFunc(g.models(ex.Gone(), head), func(m model) bool { return !who.May(m.name) })
 	one, single := strings.CutPrefix(head.Path, "/v1/models/")
 	var body []byte
 	if !single {

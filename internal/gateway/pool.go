@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,8 +34,8 @@ type pool struct {
 
 	bodyMax       int64 // 0: the listener's
 	collectMax    int64
-	authorization string // what engines are sent; "" for none
 	forwardAuth   bool
+	reach         // how its engines are reached
 }
 
 // newPool makes the pool of a configuration, with the members that it had under
@@ -52,6 +53,7 @@ func newPool(name string, c config.Pool, m *members) (*pool, error) {
 			ExecutesTools:       c.ExecutesTools,
 		},
 		forwardAuth: c.ForwardAuthorization,
+		reach:       newReach(c),
 	}
 	bearer, err := c.Credential.Bearer()
 	if err != nil {
@@ -68,6 +70,8 @@ func newPool(name string, c config.Pool, m *members) (*pool, error) {
 type members struct {
 	book *schedule.Book
 	now  atomic.Pointer[endpoints]
+
+	setting sync.Mutex // held while now is replaced
 }
 
 // endpoints is the set of a moment. It is immutable and swapped whole.
@@ -82,7 +86,27 @@ type endpoints struct {
 type reach struct {
 	connect       time.Duration
 	health        health.Config
-	authorization string
+	authorization string // what engines are sent; "" for none
+}
+
+func newReach(c config.Pool) reach {
+	r := reach{
+		connect: time.Duration(c.Timeouts.Connect),
+		health: health.Config{
+			Path:           c.Health.Path,
+			Interval:       time.Duration(c.Health.Interval),
+			Timeout:        time.Duration(c.Health.Timeout),
+			UnhealthyAfter: c.Health.UnhealthyAfter,
+			HealthyAfter:   c.Health.HealthyAfter,
+		},
+	}
+	if c.Health.Generate {
+		r.health.GenerateEvery = time.Duration(c.Health.GenerateEvery)
+	}
+	if r.connect == 0 {
+		r.connect = noLimit
+	}
+	return r
 }
 
 func newMembers(name string) *members {
@@ -92,31 +116,37 @@ func newMembers(name string) *members {
 }
 
 // configure gives the book a configuration's limits.
-func (m *members) configure(c config.Failover) {
+func (m *members) configure(c config.Pool) {
 	m.book.Configure(schedule.Config{
-		Retry: schedule.BudgetConfig{Ratio: float64(c.RetryBudget.Ratio), MinPerSecond: c.RetryBudget.MinPerSecond},
-		RetryCost: schedule.CostLimit{
-			PromptTokens: c.RetryCostLimit.PromptTokens,
-			Prefill:      time.Duration(c.RetryCostLimit.EstimatedPrefill),
+		Retry: schedule.BudgetConfig{
+			Ratio:        float64(c.Failover.RetryBudget.Ratio),
+			MinPerSecond: c.Failover.RetryBudget.MinPerSecond,
 		},
+		RetryCost: schedule.CostLimit{
+			PromptTokens: c.Failover.RetryCostLimit.PromptTokens,
+			Prefill:      time.Duration(c.Failover.RetryCostLimit.EstimatedPrefill),
+		},
+		HealthPanic: float64(c.Health.PanicThreshold),
 	})
 }
 
 // set replaces the endpoints. One that stays keeps its connections and its
-// record; one that leaves takes no new request, and those it has go on. It is
-// called by one goroutine at a time.
-func (m *members) set(list []inference.Endpoint, how reach) error {
-	if how.connect == 0 {
-		how.connect = noLimit
-	}
+// record; one that leaves takes no new request, and those it has go on. how is
+// nil where nothing changes about that.
+func (m *members) set(list []inference.Endpoint, how *reach) error {
+	m.setting.Lock()
+	defer m.setting.Unlock()
 	old := m.now.Load()
+	if how == nil {
+		how = &old.reach
+	}
 	set := &endpoints{
 		fleet:   &fleet.Pool{Name: old.fleet.Name, Endpoints: list},
 		engines: make(map[inference.EndpointID]*engine, len(list)),
-		reach:   how,
+		reach:   *how,
 	}
 	for _, e := range list {
-		if known := old.engines[e.ID]; known != nil && old.reach == how {
+		if known := old.engines[e.ID]; known != nil && old.reach == *how {
 			set.engines[e.ID] = known
 			continue
 		}

@@ -176,7 +176,7 @@ func (r *rig) received() []int {
 	counts := make([]int, len(r.engines))
 	for i, e := range r.engines {
 		for _, entry := range e.Log() {
-			if entry.Event == simengine.EventReceived {
+			if entry.Event == simengine.EventReceived && entry.Method == "POST" { // probes are not requests
 				counts[i]++
 			}
 		}

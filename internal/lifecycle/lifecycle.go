@@ -16,20 +16,24 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/discovery"
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/telemetry"
 )
 
 // Process is a running gateway. Make one with Start, end it with Stop.
 type Process struct {
-	log     *slog.Logger
-	drain   time.Duration
-	gateway *gateway.Gateway
+	log       *slog.Logger
+	config    *config.Config
+	drain     time.Duration
+	gateway   *gateway.Gateway
+	discovery *discovery.Pools
 
 	addrs   map[string]net.Addr // of client listeners, by name
 	servers []*gateway.Server
@@ -50,12 +54,15 @@ func Start(c *config.Config, log *slog.Logger, version string) (*Process, error)
 	}
 	metrics.Watch(g.Status)
 	p := &Process{
-		log: log, drain: time.Duration(c.DrainTimeout), gateway: g,
+		log: log, config: c, drain: time.Duration(c.DrainTimeout), gateway: g,
+		discovery: discovery.New(discovery.Config{Update: g.SetEndpoints, Log: log}),
 		addrs:  map[string]net.Addr{},
 		failed: make(chan error, len(c.Listeners)+1),
 	}
 	var opened []net.Listener
 	abandon := func(err error) (*Process, error) {
+		p.discovery.Close()
+		g.Drain(context.Background())
 		for _, l := range opened {
 			l.Close()
 		}
@@ -83,6 +90,7 @@ func Start(c *config.Config, log *slog.Logger, version string) (*Process, error)
 		p.admin = newAdmin(g, metrics, c.Admin.Token)
 	}
 
+	p.discovery.Reload(c.Pools)
 	for i, s := range p.servers {
 		p.run(func() error { return s.Serve(opened[i]) })
 		log.Info("listening", "listener", c.Listeners[i].Name, "address", opened[i].Addr().String(), "tls", c.Listeners[i].Secure())
@@ -102,6 +110,32 @@ func (p *Process) run(serve func() error) {
 	})
 }
 
+// Reload puts a changed configuration in force: routes, pools and keys. What
+// only a restart can change is logged and left as it is. On an error nothing has
+// changed. It is called by one goroutine at a time.
+func (p *Process) Reload(c *config.Config) error {
+	if err := p.gateway.Reload(c); err != nil {
+		return err
+	}
+	p.discovery.Reload(c.Pools)
+	for _, part := range []struct {
+		name     string
+		old, new any
+	}{
+		{"gateway", p.config.Gateway, c.Gateway},
+		{"listeners", p.config.Listeners, c.Listeners},
+		{"admin", p.config.Admin, c.Admin},
+		{"drain_timeout", p.config.DrainTimeout, c.DrainTimeout},
+		{"journal", p.config.Journal, c.Journal},
+	} {
+		if !reflect.DeepEqual(part.old, part.new) {
+			p.log.Warn("change needs a restart", "part", part.name)
+		}
+	}
+	p.log.Info("configuration reloaded", "routes", len(c.Routes), "pools", len(c.Pools), "keys", len(c.Keys))
+	return nil
+}
+
 // Addr is where a client listener of this name listens, nil if there is none.
 func (p *Process) Addr(listener string) net.Addr { return p.addrs[listener] }
 
@@ -115,6 +149,7 @@ func (p *Process) Failed() <-chan error { return p.failed }
 // timeout, and closes everything.
 func (p *Process) Stop() {
 	p.log.Info("draining", "timeout", p.drain)
+	p.discovery.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), p.drain)
 	defer cancel()
 	p.gateway.Drain(ctx)
