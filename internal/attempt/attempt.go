@@ -42,6 +42,11 @@ type Spec struct {
 	// Keyed says that the client sent an Idempotency-Key: its own repeats map
 	// to this logical request, so a retryable status can do no harm.
 	Keyed bool
+
+	// Prior is the number of attempts that a keyed request made before it was
+	// opened again, and PriorCharged how many of them count towards
+	// MaxAttempts. Numbers go on from there.
+	Prior, PriorCharged int
 }
 
 // State is how far one attempt has come.
@@ -121,9 +126,17 @@ func (r *Request) FirstDeltaSent() bool { return r.firstDelta }
 // Attempts returns a copy of the attempts' records, oldest first.
 func (r *Request) Attempts() []Attempt { return slices.Clone(r.attempts) }
 
+// Attempt returns the record of attempt n of this run.
+func (r *Request) Attempt(n int) (Attempt, bool) {
+	if i := n - r.spec.Prior - 1; i >= 0 && i < len(r.attempts) {
+		return r.attempts[i], true
+	}
+	return Attempt{}, false
+}
+
 // Charged is the number of attempts that count towards MaxAttempts.
 func (r *Request) Charged() int {
-	n := 0
+	n := r.spec.PriorCharged
 	for i := range r.attempts {
 		if !r.attempts[i].Resent {
 			n++
@@ -156,6 +169,8 @@ func (r *Request) Step(now time.Time, event Event) []Effect {
 		return r.delivered(e)
 	case WriteFailed:
 		return r.writeFailed(now, e)
+	case CommitLost:
+		return r.commitLost(now, e)
 	case RetryAnswer:
 		return r.retryAnswer(e)
 	case ClientGone:
@@ -185,7 +200,7 @@ func (r *Request) place(now time.Time, e Placed) []Effect {
 }
 
 func (r *Request) dispatch(now time.Time, a Attempt, fresh bool) []Effect {
-	a.N = len(r.attempts) + 1
+	a.N = r.spec.Prior + len(r.attempts) + 1
 	a.DispatchedAt = now
 	r.waiting = false
 	r.attempts = append(r.attempts, a)
@@ -259,6 +274,20 @@ func (r *Request) writeFailed(now time.Time, e WriteFailed) []Effect {
 		return nil
 	}
 	return r.clientGone(now)
+}
+
+// commitLost: the first-delta bit is not known to be on disk, so nothing may be
+// written, an error neither: the record may say by now that a part was sent, or
+// that another gateway owns the request.
+func (r *Request) commitLost(now time.Time, e CommitLost) []Effect {
+	a := r.current()
+	if a == nil || a.N != e.N || !r.firstDelta {
+		return nil
+	}
+	a.State, a.EndedAt = Fencing, now
+	effects := r.fence(a, nil)
+	a.State, a.Proof = Fenced, inference.ProofTransport
+	return append(effects, r.finish(inference.Interrupted, inference.JournalUnavailable, Abort{})...)
 }
 
 func (r *Request) clientGone(now time.Time) []Effect {

@@ -55,6 +55,9 @@ func drawEvent(t *rapid.T, attempts int) Event {
 	case 6:
 		return Delivered{N: n}
 	case 7:
+		if yes("lost") {
+			return CommitLost{N: n}
+		}
 		return WriteFailed{N: n}
 	case 8:
 		if yes("gone") {

@@ -47,6 +47,10 @@ type (
 	// WriteFailed: a write to the client failed or was short.
 	WriteFailed struct{ N int }
 
+	// CommitLost: the journal did not confirm the first delta of attempt N, and
+	// nothing was written.
+	CommitLost struct{ N int }
+
 	// ClientGone: the client closed its side; a half-close counts.
 	ClientGone struct{}
 
@@ -93,6 +97,7 @@ func (FirstOutput) isEvent() {}
 func (Answered) isEvent()    {}
 func (Delivered) isEvent()   {}
 func (WriteFailed) isEvent() {}
+func (CommitLost) isEvent()  {}
 func (ClientGone) isEvent()  {}
 func (Stopped) isEvent()     {}
 func (RetryAnswer) isEvent() {}
@@ -111,8 +116,8 @@ type (
 		Fresh    bool
 	}
 
-	// Commit makes attempt N the answer: bit, gate and the first write happen
-	// under the gate's lock.
+	// Commit makes attempt N the answer: where the bit must be durable it is
+	// first; then gate check and first write happen under the gate's lock.
 	Commit struct{ N int }
 
 	// Complete writes what is left of attempt N's answer, with an end marker

@@ -158,6 +158,8 @@ func parseEvent(words []string) (Event, error) {
 		return Delivered{N: n}, nil
 	case "write_failed":
 		return WriteFailed{N: n}, nil
+	case "commit_lost":
+		return CommitLost{N: n}, nil
 	case "client_gone":
 		return ClientGone{}, nil
 	case "granted":
