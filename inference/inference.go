@@ -54,6 +54,16 @@ var outcomeNames = [...]string{"", "completed", "interrupted", "failed", "reject
 
 func (o Outcome) String() string { return name(outcomeNames[:], int(o)) }
 
+// ParseOutcome reads what String writes; anything else is NoOutcome.
+func ParseOutcome(s string) Outcome {
+	for o, name := range outcomeNames {
+		if name == s {
+			return Outcome(o)
+		}
+	}
+	return NoOutcome
+}
+
 // Verdict is what an attempt's end was judged to mean. The classifier in
 // internal/attempt derives it from evidence.
 type Verdict uint8

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/auth"
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/route"
 )
@@ -25,9 +26,22 @@ const (
 	bodyPace  = 16 << 10 // bytes a second
 )
 
+// admission is a request that was understood and has a pool.
+type admission struct {
+	ex      Exchange
+	id      inference.RequestID
+	d       dialect.Dialect
+	req     *dialect.Request
+	body    []byte
+	pool    *pool
+	found   route.Result
+	who     *auth.Principal
+	arrived time.Time
+}
+
 // admit reads and understands a request and finds its pool. Whatever is wrong
 // with it is found here, before anything is sent anywhere.
-func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) (*flight, *inference.Error) {
+func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) (*admission, *inference.Error) {
 	head := ex.Head()
 	if err := checkHead(head); err != nil {
 		return nil, err
@@ -36,6 +50,9 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 	state := g.state.Load()
 	who, err := state.keys.Authenticate(head.Header)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkKey(head, who); err != nil {
 		return nil, err
 	}
 	bodyMax, err := state.routes.LargestBody(query, head.BodyMax)
@@ -63,7 +80,26 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 	if p.bodyMax > 0 && int64(len(body)) > p.bodyMax {
 		return nil, errTooLarge(p.bodyMax)
 	}
-	return g.newFlight(ex, id, d, req, body, p, found, arrived), nil
+	return &admission{ex, id, d, req, body, p, found, who, arrived}, nil
+}
+
+// keyBytesMax bounds an Idempotency-Key.
+const keyBytesMax = 255
+
+// checkKey refuses an Idempotency-Key that could not mean anything. Without API
+// keys all clients are one tenant, so one could read another's answer; only on
+// loopback they are taken for the same person.
+func checkKey(head *Head, who *auth.Principal) *inference.Error {
+	keys := head.Header["Idempotency-Key"]
+	switch {
+	case len(keys) == 0:
+		return nil
+	case len(keys) > 1 || keys[0] == "" || len(keys[0]) > keyBytesMax:
+		return inference.Errorf(inference.InvalidRequest, "Idempotency-Key must be given once, with 1 to %d bytes", keyBytesMax)
+	case who.Key == "" && !head.Loopback:
+		return inference.Errorf(inference.KeyUnavailable, "Idempotency-Key needs an API key: without one clients can't be told apart")
+	}
+	return nil
 }
 
 // checkHead refuses what a request's head alone makes impossible.
@@ -79,8 +115,6 @@ func checkHead(head *Head) *inference.Error {
 		return inference.Errorf(inference.HeadersTooLarge, "the request's header is over %d bytes", headerBytesMax)
 	case head.target() == "":
 		return inference.Errorf(inference.InvalidRequest, "the query string has characters that a URL can't have")
-	case head.Header.Get("Idempotency-Key") != "":
-		return inference.Errorf(inference.KeyUnavailable, "Idempotency-Key needs a journal, and this gateway has none")
 	}
 	if ct := head.Header.Get("Content-Type"); ct != "" {
 		media, _, err := mime.ParseMediaType(ct)

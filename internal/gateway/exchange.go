@@ -24,6 +24,7 @@ type Head struct {
 	ContentLength int64
 	BodyMax       int64 // the listener's bound on bodies
 	Debug         bool  // the listener shows Headgate-* headers
+	Loopback      bool  // the listener is reached from this machine only
 }
 
 // Exchange is one request and the way to answer it, whatever HTTP stack is

@@ -16,7 +16,7 @@ import (
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/attempt"
 	"github.com/headgate/headgate/internal/dialect"
-	"github.com/headgate/headgate/internal/route"
+	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/schedule"
 )
 
@@ -47,24 +47,39 @@ type flight struct {
 	ctx     context.Context // done when the client left or draining cut us off
 	release func()          // of ctx
 
+	keyed bool
+	tape  *taped // of a keyed request, for repeats
+	err   *inference.Error
+	ended bool // the end marker was missing and written
+
 	lastWrite time.Time
 	leaked    bool // only ever set where gateless is
 }
 
-func (g *Gateway) newFlight(ex Exchange, id inference.RequestID, d dialect.Dialect, req *dialect.Request,
-	body []byte, p *pool, found route.Result, arrived time.Time) *flight {
+// newFlight makes the flight of an admitted request, after prior attempts of it
+// if it was opened again.
+func (g *Gateway) newFlight(a *admission, keyed bool, prior *journal.Record) *flight {
+	spec := attempt.Spec{ID: a.id, Policy: a.pool.policy, Keyed: keyed}
+	if prior != nil {
+		spec.Prior, spec.PriorCharged = prior.Attempt, prior.Charged()
+	}
 	f := &flight{
-		g: g, ex: ex, id: id, d: d, req: req, pool: p, model: req.Model, served: found.Model, arrived: arrived,
-		target:  ex.Head().target(),
-		header:  engineHeader(ex.Head().Header, p, id),
-		machine: attempt.NewRequest(attempt.Spec{ID: id, Policy: p.policy}),
+		g: g, ex: a.ex, id: a.id, d: a.d, req: a.req, pool: a.pool, keyed: keyed,
+		model: a.req.Model, served: a.found.Model, arrived: a.arrived,
+		target:  a.ex.Head().target(),
+		header:  engineHeader(a.ex.Head().Header, a.pool, a.id),
+		machine: attempt.NewRequest(spec),
 	}
-	if found.Model != req.Model {
-		f.restore = req.Model
+	if keyed {
+		f.tape = &taped{Exchange: a.ex, tape: journal.Tape{Max: g.journal.AnswerMax()}}
+		f.ex = f.tape
 	}
-	f.body, _ = dialect.Apply(body, d.RequestEdits(req, body, found.Model, req.Stream))
+	if a.found.Model != a.req.Model {
+		f.restore = a.req.Model
+	}
+	f.body, _ = dialect.Apply(a.body, a.d.RequestEdits(a.req, a.body, a.found.Model, a.req.Stream))
 
-	ctx, cancel := context.WithCancelCause(ex.Gone())
+	ctx, cancel := context.WithCancelCause(a.ex.Gone())
 	unwatch := context.AfterFunc(g.cut, func() { cancel(errDraining) })
 	f.ctx = ctx
 	f.release = func() { unwatch(); cancel(nil) }
@@ -98,6 +113,7 @@ func (f *flight) end() {
 				writeError(f.ex, f.id, f.d, err)
 			}
 		})
+		f.noteOutcome(attempt.Finish{Outcome: inference.Failed, Code: inference.Internal})
 		f.g.record.Request(f.pool.name, f.model, inference.Failed, inference.Internal)
 	}
 	f.cancel()
@@ -126,12 +142,14 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 		f.cancel()
 		f.gate.Open(e.N)
 		f.try = newTry(f.ctx, f.engine, e)
+		f.noteDispatch(e.N)
 	case attempt.Commit:
 		return f.commit(e.N)
 	case attempt.Complete:
 		return f.complete(e)
 	case attempt.CloseGate:
 		f.gate.Close(e.N)
+		f.noteFailure(e.N)
 	case attempt.Cancel:
 		f.cancel()
 	case attempt.Report:
@@ -143,6 +161,7 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 		f.vacate()
 		return f.reserve(schedule.Ask{Exclude: e.Exclude, PreferRevision: e.PreferRevision, Retry: true})
 	case attempt.Respond:
+		f.err = e.Err
 		f.last(func(attempt.Counters) { writeError(f.ex, f.id, f.d, e.Err) })
 		if e.Err.Code == inference.Internal {
 			f.g.log.Error("request failed", "request", f.id, "error", e.Err)
@@ -150,6 +169,7 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 	case attempt.PassThrough:
 		f.last(func(attempt.Counters) { _ = f.writeAnswer(f.try.answer) })
 	case attempt.EndStream:
+		f.err = e.Err
 		f.last(func(sent attempt.Counters) { f.writeErrorEvent(e.Err, sent) })
 	case attempt.Abort:
 		f.last(func(attempt.Counters) { f.ex.Abort() })
@@ -221,6 +241,9 @@ func (f *flight) commit(n int) attempt.Event {
 	if gateless && f.leaked {
 		return nil
 	}
+	if event := f.noteFirstDelta(n); event != nil {
+		return event
+	}
 	err := f.gate.Commit(n, func() (attempt.Counters, error) {
 		sent := attempt.Counters{Events: t.heldEvents, Tokens: t.heldTokens}
 		if t.mode == whole {
@@ -244,12 +267,14 @@ func (f *flight) commit(n int) attempt.Event {
 // complete writes what the engine left out, and claims delivery only when every
 // byte was handed to the kernel.
 func (f *flight) complete(e attempt.Complete) attempt.Event {
+	f.ended = e.AddMarker
 	if e.AddMarker {
 		if event := f.publish(f.d.EndMarker(), 0, 0); event != nil {
 			return event
 		}
 	}
 	f.last(func(attempt.Counters) {})
+	f.note(journal.Event{Kind: journal.Ended, Attempt: e.N, Verdict: inference.Finished})
 	return attempt.Delivered{N: e.N}
 }
 
@@ -328,6 +353,7 @@ func (f *flight) clientHeader(engine http.Header) http.Header {
 }
 
 func (f *flight) finish(e attempt.Finish) {
+	f.noteOutcome(e)
 	f.g.record.Request(f.pool.name, f.model, e.Outcome, e.Code)
 	if !f.g.log.Enabled(f.ctx, slog.LevelDebug) {
 		return

@@ -29,6 +29,7 @@ import (
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/dialect/openai"
+	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/route"
 	"github.com/headgate/headgate/internal/schedule"
 )
@@ -39,6 +40,7 @@ const (
 	preambleMax     = 64 << 10  // held back before the first output, past it the answer is committed
 	collectTotalMax = 512 << 20 // all collected answers together, past it they are committed early
 	settleTime      = time.Second
+	memoryRecords   = 1024 // of a journal in memory
 )
 
 // dialects are the inference paths that are served, by path.
@@ -52,6 +54,10 @@ type Config struct {
 	Config   *config.Config
 	Log      *slog.Logger // default: discards
 	Recorder Recorder     // default: records nothing
+
+	// Journal remembers requests. The caller closes it, after Drain. Default:
+	// one in memory, which refuses Idempotency-Keys.
+	Journal *journal.Journal
 }
 
 // Gateway serves inference requests. Make one with New.
@@ -59,6 +65,9 @@ type Gateway struct {
 	log    *slog.Logger
 	record Recorder
 	state  atomic.Pointer[state]
+
+	journal    *journal.Journal
+	journalOwn bool // made here, closed here
 
 	collected atomic.Int64 // bytes of answers held back, over all requests
 
@@ -79,7 +88,7 @@ type state struct {
 	keys   *auth.Keys
 }
 
-// New makes a Gateway. It opens no connection and starts nothing.
+// New makes a Gateway and begins to probe its endpoints. End it with Drain.
 func New(c Config) (*Gateway, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -87,11 +96,20 @@ func New(c Config) (*Gateway, error) {
 	if c.Recorder == nil {
 		c.Recorder = discard{}
 	}
-	g := &Gateway{log: c.Log, record: c.Recorder}
+	g := &Gateway{log: c.Log, record: c.Recorder, journal: c.Journal, journalOwn: c.Journal == nil}
 	g.cut, g.cutOff = context.WithCancel(context.Background())
 	g.state.Store(&state{})
 	if err := g.Reload(c.Config); err != nil {
 		return nil, err
+	}
+	if g.journalOwn {
+		var err error
+		g.journal, err = journal.Open(context.Background(), journal.Config{
+			Store: journal.NewMemory(memoryRecords), Gateway: c.Config.Gateway.ID, Durability: journal.Relaxed, Log: c.Log,
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
 	return g, nil
 }
@@ -186,6 +204,9 @@ func (g *Gateway) Drain(ctx context.Context) {
 	for _, p := range g.state.Load().pools {
 		p.close()
 	}
+	if g.journalOwn {
+		_ = g.journal.Close() // nothing that is left in memory matters now
+	}
 }
 
 // PoolStatus is one pool's endpoints as its book sees them.
@@ -239,30 +260,42 @@ func (g *Gateway) Serve(ex Exchange) {
 	defer g.running.Done()
 
 	d, err := g.dialectOf(head)
-	if err != nil {
+	switch {
+	case err != nil:
 		g.refuse(ex, id, openai.Chat, err)
-		return
-	}
-	if d == nil {
+	case d != nil:
+		g.serveInference(ex, id, d)
+	case strings.HasPrefix(head.Path, requestsPath):
+		g.serveRecord(ex, id)
+	default:
 		g.serveModels(ex, id)
-		return
 	}
-	f, err := g.admit(ex, id, d)
+}
+
+func (g *Gateway) serveInference(ex Exchange, id inference.RequestID, d dialect.Dialect) {
+	a, err := g.admit(ex, id, d)
 	if err != nil {
 		g.refuse(ex, id, d, err)
 		return
 	}
-	f.run()
+	f, err := g.open(a)
+	if err != nil {
+		g.refuse(ex, a.id, d, err)
+		return
+	}
+	if f != nil {
+		f.run()
+	}
 }
 
-// dialectOf returns the dialect of an inference path, or nil for the model
-// list.
+// dialectOf returns the dialect of an inference path, or nil for what the
+// gateway knows itself.
 func (g *Gateway) dialectOf(head *Head) (dialect.Dialect, *inference.Error) {
 	want := http.MethodPost
 	d := dialects[head.Path]
 	switch {
 	case d != nil:
-	case head.Path == modelsPath || strings.HasPrefix(head.Path, "/v1/models/"):
+	case head.Path == modelsPath, strings.HasPrefix(head.Path, modelsPath+"/"), strings.HasPrefix(head.Path, requestsPath):
 		want = http.MethodGet
 	default:
 		return nil, inference.Errorf(inference.NotFound, "nothing is served at this path")

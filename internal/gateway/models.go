@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -44,31 +43,23 @@ func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 		return
 	}
 	list := slices.DeleteFunc(g.models(ex.Gone(), head), func(m model) bool { return !who.May(m.name) })
-	one, single := strings.CutPrefix(head.Path, "/v1/models/")
-	var body []byte
-	if !single {
-		entries := make([]json.RawMessage, len(list))
-		for i := range list {
-			entries[i] = list[i].entry
-		}
-		body, _ = json.Marshal(struct {
-			Object string            `json:"object"`
-			Data   []json.RawMessage `json:"data"`
-		}{"list", entries})
-	} else {
-		i := slices.IndexFunc(list, func(m model) bool { return m.name == one })
+	if name, single := strings.CutPrefix(head.Path, modelsPath+"/"); single {
+		i := slices.IndexFunc(list, func(m model) bool { return m.name == name })
 		if i < 0 {
 			g.refuse(ex, id, openai.Chat, inference.Errorf(inference.ModelNotFound, "no such model"))
 			return
 		}
-		body = list[i].entry
+		writeJSON(ex, id, list[i].entry)
+		return
 	}
-	ex.WriteHead(http.StatusOK, http.Header{
-		"Content-Type":   {"application/json"},
-		"Content-Length": {strconv.Itoa(len(body))},
-		"X-Request-Id":   {string(id)},
-	})
-	_, _ = ex.Write(body)
+	entries := make([]json.RawMessage, len(list))
+	for i := range list {
+		entries[i] = list[i].entry
+	}
+	writeJSON(ex, id, struct {
+		Object string            `json:"object"`
+		Data   []json.RawMessage `json:"data"`
+	}{"list", entries})
 }
 
 // model is one entry of the list.

@@ -32,10 +32,10 @@ type pool struct {
 	policy attempt.Policy
 	limits inference.Timeouts
 
-	bodyMax       int64 // 0: the listener's
-	collectMax    int64
-	forwardAuth   bool
-	reach         // how its engines are reached
+	bodyMax     int64 // 0: the listener's
+	collectMax  int64
+	forwardAuth bool
+	reach       // how its engines are reached
 }
 
 // newPool makes the pool of a configuration, with the members that it had under

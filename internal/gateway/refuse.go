@@ -3,12 +3,14 @@
 package gateway
 
 import (
+	"encoding/json"
 	"net/http"
 	"strconv"
 	"time"
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/dialect/openai"
 )
 
 // refuse answers a request that was never journalled: refused before routing.
@@ -38,5 +40,20 @@ func writeError(ex Exchange, id inference.RequestID, d dialect.Dialect, err *inf
 	}
 	ex.WriteHead(err.HTTPStatus(), h)
 	// A client that is gone needs no answer.
+	_, _ = ex.Write(body)
+}
+
+// writeJSON answers with a value of Headgate's own.
+func writeJSON(ex Exchange, id inference.RequestID, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		writeError(ex, id, openai.Chat, &inference.Error{Code: inference.Internal, Message: "internal error", Err: err})
+		return
+	}
+	ex.WriteHead(http.StatusOK, http.Header{
+		"Content-Type":   {"application/json"},
+		"Content-Length": {strconv.Itoa(len(body))},
+		"X-Request-Id":   {string(id)},
+	})
 	_, _ = ex.Write(body)
 }

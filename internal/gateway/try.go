@@ -58,6 +58,8 @@ type try struct {
 	finishBy time.Time // the end marker must come by then; zero until the answer finished
 
 	answer    answer
+	usage     inference.Usage // of an answer that was collected
+	hasUsage  bool
 	collected []byte
 	counted   int64 // of Gateway.collected
 }
@@ -437,6 +439,7 @@ func (f *flight) collect() attempt.Event {
 		return attempt.Evidence{N: t.n, Kind: attempt.Incomplete, Message: "the answer has no choices"}
 	}
 	t.heldTokens = max(found.Usage.Completion, 0)
+	t.usage, t.hasUsage = found.Usage, found.HasUsage
 	return attempt.Answered{N: t.n}
 }
 

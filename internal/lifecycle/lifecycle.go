@@ -9,22 +9,27 @@ package lifecycle
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"reflect"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/headgate/headgate/internal/admin"
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/discovery"
 	"github.com/headgate/headgate/internal/gateway"
+	"github.com/headgate/headgate/internal/journal"
+	"github.com/headgate/headgate/internal/journal/sqlite"
 	"github.com/headgate/headgate/internal/telemetry"
+)
+
+const (
+	openTime      = 30 * time.Second // for the journal to open and close what a predecessor left
+	memoryRecords = 10_000           // of a journal without a file
 )
 
 // Process is a running gateway. Make one with Start, end it with Stop.
@@ -34,6 +39,7 @@ type Process struct {
 	drain     time.Duration
 	gateway   *gateway.Gateway
 	discovery *discovery.Pools
+	journal   *journal.Journal
 
 	addrs   map[string]net.Addr // of client listeners, by name
 	servers []*gateway.Server
@@ -48,21 +54,28 @@ type Process struct {
 // left open.
 func Start(c *config.Config, log *slog.Logger, version string) (*Process, error) {
 	metrics := telemetry.New(version)
-	g, err := gateway.New(gateway.Config{Config: c, Log: log, Recorder: metrics})
+	j, err := openJournal(c, log)
 	if err != nil {
 		return nil, err
 	}
+	g, err := gateway.New(gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j})
+	if err != nil {
+		_ = j.Close() // the first error says more
+		return nil, err
+	}
 	metrics.Watch(g.Status)
+	metrics.WatchJournal(j.Status)
 	p := &Process{
-		log: log, config: c, drain: time.Duration(c.DrainTimeout), gateway: g,
+		log: log, config: c, drain: time.Duration(c.DrainTimeout), gateway: g, journal: j,
 		discovery: discovery.New(discovery.Config{Update: g.SetEndpoints, Log: log}),
-		addrs:  map[string]net.Addr{},
-		failed: make(chan error, len(c.Listeners)+1),
+		addrs:     map[string]net.Addr{},
+		failed:    make(chan error, len(c.Listeners)+1),
 	}
 	var opened []net.Listener
 	abandon := func(err error) (*Process, error) {
 		p.discovery.Close()
 		g.Drain(context.Background())
+		_ = j.Close()
 		for _, l := range opened {
 			l.Close()
 		}
@@ -87,7 +100,7 @@ func Start(c *config.Config, log *slog.Logger, version string) (*Process, error)
 			return abandon(fmt.Errorf("admin listener: %w", err))
 		}
 		p.adminAt = adminListener.Addr()
-		p.admin = newAdmin(g, metrics, c.Admin.Token)
+		p.admin = admin.New(admin.Config{Gateway: g, Journal: j, Metrics: metrics.Handler(), Token: c.Admin.Token})
 	}
 
 	p.discovery.Reload(c.Pools)
@@ -100,6 +113,32 @@ func Start(c *config.Config, log *slog.Logger, version string) (*Process, error)
 		log.Info("listening", "listener", "admin", "address", p.adminAt.String())
 	}
 	return p, nil
+}
+
+// openJournal opens the journal that the configuration names.
+func openJournal(c *config.Config, log *slog.Logger) (*journal.Journal, error) {
+	durability, _ := journal.ParseDurability(c.Journal.Durability) // validated
+	jc := journal.Config{
+		Gateway: c.Gateway.ID, Durability: durability, Retention: time.Duration(c.Journal.Retention),
+		AnswerMax: int(c.Journal.Idempotency.MaxAnswer), Log: log,
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), openTime)
+	defer cancel()
+	if c.Journal.Driver == config.DriverNone {
+		jc.Store, jc.Durability = journal.NewMemory(memoryRecords), journal.Relaxed
+		return journal.Open(ctx, jc)
+	}
+	store, err := sqlite.Open(ctx, string(c.Journal.DSN))
+	if err != nil {
+		return nil, err
+	}
+	jc.Store, jc.KeyTTL = store, c.Journal.KeyTTL()
+	j, err := journal.Open(ctx, jc)
+	if err != nil {
+		_ = store.Close() // the first error says more
+		return nil, err
+	}
+	return j, nil
 }
 
 func (p *Process) run(serve func() error) {
@@ -167,41 +206,8 @@ func (p *Process) Stop() {
 		_ = p.admin.Close()
 	}
 	p.running.Wait()
-	p.log.Info("stopped")
-}
-
-// newAdmin serves operators: metrics and probes.
-func newAdmin(g *gateway.Gateway, metrics *telemetry.Metrics, token config.Secret) *http.Server {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics.Handler())
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !g.Ready() {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintln(w, "not ready")
-			return
-		}
-		fmt.Fprintln(w, "ready")
-	})
-	var handler http.Handler = mux
-	if !token.IsZero() {
-		handler = requireToken(mux, token)
+	if err := p.journal.Close(); err != nil {
+		p.log.Error("journal not closed cleanly", "error", err)
 	}
-	return &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
-}
-
-// requireToken compares digests, so that the time taken says nothing about the
-// token, its length included.
-func requireToken(next http.Handler, token config.Secret) http.Handler {
-	want := sha256.Sum256([]byte(token.Reveal()))
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		given, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		got := sha256.Sum256([]byte(given))
-		if !bearer || subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "unauthorized", http.StatusUnauthorized)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
+	p.log.Info("stopped")
 }

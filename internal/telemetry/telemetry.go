@@ -19,6 +19,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/gateway"
+	"github.com/headgate/headgate/internal/journal"
 )
 
 const (
@@ -94,6 +95,28 @@ func (m *Metrics) Watch(status func() []gateway.PoolStatus) {
 		available: prometheus.NewDesc(namespace+"_endpoint_available", "1 if the endpoint takes requests, 0 if it failed lately and is kept away.",
 			[]string{"pool", "endpoint"}, nil),
 	})
+}
+
+// WatchJournal adds the metrics of a journal, read when they are scraped.
+func (m *Metrics) WatchJournal(status func() journal.Status) {
+	gauge := func(name, help string, value func(journal.Status) float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help},
+			func() float64 { return value(status()) })
+	}
+	total := func(name, help string, value func(journal.Status) uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help},
+			func() float64 { return float64(value(status())) })
+	}
+	m.registry.MustRegister(
+		gauge("journal_lag_seconds", "Age of the oldest event that is not written.",
+			func(s journal.Status) float64 { return s.Lag.Seconds() }),
+		gauge("journal_queued_events", "Events that wait to be written.",
+			func(s journal.Status) float64 { return float64(s.Queued) }),
+		total("journal_dropped_total", "Events and answers that a full queue or a failing disk cost.",
+			func(s journal.Status) uint64 { return s.Dropped }),
+		total("journal_lost_total", "Events that no longer fitted their record.",
+			func(s journal.Status) uint64 { return s.Lost }),
+	)
 }
 
 // Request implements gateway.Recorder.
