@@ -12,6 +12,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/attempt"
+	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/dialect/openai"
 	"github.com/headgate/headgate/internal/journal"
 )
@@ -49,17 +50,35 @@ func (g *Gateway) open(a *admission) (*flight, *inference.Error) {
 	if err != nil {
 		return nil, journalError(err)
 	}
+	if decision.State != journal.KeyReused {
+		a.id = decision.Record.RequestID
+	}
 	switch decision.State {
 	case journal.KeyNew:
 		return g.newFlight(a, true, nil), nil
 	case journal.KeyReopened:
-		a.id = decision.Record.RequestID
+		// Its pool too is the one of the first time.
+		if p := g.state.Load().pools[decision.Record.Pool]; p != nil {
+			a.pool = p
+		}
 		return g.newFlight(a, true, decision.Record), nil
 	case journal.KeyReplay:
 		g.replay(a.ex, decision)
 		return nil, nil
+	case journal.KeyInterrupted:
+		g.repeatInterruption(a, decision)
+		return nil, nil
 	}
 	return nil, decision.Error()
+}
+
+// repeatInterruption answers with the error that ended the request, and how much
+// of its answer had been delivered then.
+func (g *Gateway) repeatInterruption(a *admission, d journal.Decision) {
+	g.record.Request("", "", inference.Rejected, d.Error().Code)
+	writeErrorDetail(a.ex, a.d, d.Error(), dialect.ErrorDetail{
+		RequestID: a.id, Partial: d.Record.FirstDeltaSent, Tokens: d.Record.DeliveredOutputTokens,
+	})
 }
 
 // journalError is what a client is told when the journal can't keep a promise.
@@ -160,7 +179,7 @@ func (f *flight) noteOutcome(e attempt.Finish) {
 	if f.tape != nil && e.Outcome == inference.Completed {
 		stored = f.tape.answer()
 	}
-	_ = f.g.journal.Finish(event, stored)
+	_ = f.g.journal.Finish(event, f.keyed, stored)
 }
 
 // usage is what the engine of the last attempt reported.

@@ -23,13 +23,17 @@ func (g *Gateway) refuse(ex Exchange, id inference.RequestID, d dialect.Dialect,
 // writeError answers with an error of Headgate's own. Nothing may have been
 // written before.
 func writeError(ex Exchange, id inference.RequestID, d dialect.Dialect, err *inference.Error) {
-	body := d.ErrorBody(err, dialect.ErrorDetail{RequestID: id, Retryable: err.Code.Info().Retryable})
+	writeErrorDetail(ex, d, err, dialect.ErrorDetail{RequestID: id, Retryable: err.Code.Info().Retryable})
+}
+
+func writeErrorDetail(ex Exchange, d dialect.Dialect, err *inference.Error, detail dialect.ErrorDetail) {
+	body := d.ErrorBody(err, detail)
 	h := http.Header{
 		"Content-Type":    {"application/json"},
 		"Content-Length":  {strconv.Itoa(len(body))},
-		"X-Request-Id":    {string(id)},
+		"X-Request-Id":    {string(detail.RequestID)},
 		"Headgate-Reason": {string(err.Code)},
-		"X-Should-Retry":  {strconv.FormatBool(err.Code.Info().Retryable)},
+		"X-Should-Retry":  {strconv.FormatBool(detail.Retryable)},
 	}
 	if err.Allow != "" {
 		h["Allow"] = []string{err.Allow}
