@@ -75,7 +75,7 @@ func newRig(t *testing.T) *rig {
 			endpoints = dead
 		}
 		fmt.Fprintf(&routes, "  - {match: {model: %s}, backends: [{pool: %s}]}\n", p.name, p.name)
-		fmt.Fprintf(&list, "  %s:\n    discovery: {static: [%s]}\n    %s\n", p.name, endpoints, p.settings)
+		fmt.Fprintf(&list, "  %s:\n    discovery: {static: [%s]}\n    health: {interval: 0s}\n    %s\n", p.name, endpoints, p.settings)
 	}
 	r.process = startGateway(t, "routes:\n"+routes.String()+"pools:\n"+list.String())
 	t.Cleanup(r.process.Stop)
@@ -85,7 +85,7 @@ func newRig(t *testing.T) *rig {
 func startGateway(t *testing.T, yaml string) *lifecycle.Process {
 	t.Helper()
 	yaml = fmt.Sprintf("listeners: [{address: \"127.0.0.1:0\", max_body: %d}]\n", bodyMax) +
-		"admin: {address: \"127.0.0.1:0\"}\n" + yaml
+		"admin: {address: \"127.0.0.1:0\"}\njournal: {driver: none}\n" + yaml
 	c, err := config.Parse("test.yaml", []byte(yaml))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, yaml)

@@ -57,6 +57,7 @@ func start(t *testing.T, text string) *gateway {
 		{"listeners", "[{name: main, address: 127.0.0.1:0}]"},
 		{"admin", "{address: 127.0.0.1:0}"},
 		{"drain_timeout", "2s"},
+		{"journal", "{driver: none}"},
 	} {
 		if !strings.HasPrefix(text, d.key+":") && !strings.Contains(text, "\n"+d.key+":") {
 			text = d.key + ": " + d.value + "\n" + text
@@ -103,6 +104,9 @@ func pool(name, extra string, engines ...*engine) string {
 	}
 	if extra != "" {
 		extra = ", " + extra
+	}
+	if !strings.Contains(extra, "health:") {
+		extra += ", health: {interval: 0s}" // probes would be counted as requests
 	}
 	return fmt.Sprintf("  %s: {discovery: {static: [%s]}%s}\n", name, strings.Join(urls, ", "), extra)
 }

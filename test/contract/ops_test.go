@@ -529,3 +529,30 @@ func TestSimulatedEngineFlagsNothing(t *testing.T) {
 		t.Errorf("%d requests received", received)
 	}
 }
+
+// ERR-1: the list is a union without doubles, and each id works.
+func TestEveryListedModelWorks(t *testing.T) {
+	t.Parallel()
+	a := newEngine(t, strict, "m1", "m2")
+	b := newEngine(t, strict, "m1")
+	c := newEngine(t, strict, "org/m3", "m1")
+	g := start(t, `routes:
+- {match: {model: "org/*"}, backends: [{pool: q}]}
+- {match: {model: alias}, backends: [{pool: p}], rewrite: {model: m1}}
+- {match: {model: "*"}, backends: [{pool: p}]}
+pools:
+`+pool("p", "", a, b)+pool("q", "", c))
+	ids := g.models(t)
+	sort.Strings(ids)
+	if want := []string{"alias", "m1", "m2", "org/m3"}; !slices.Equal(ids, want) {
+		t.Errorf("%q, want %q", ids, want)
+	}
+	for _, id := range ids {
+		for range 4 {
+			if a := g.post(t, chat, fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"hi"}]}`, id)); a.status != 200 {
+				t.Errorf("%s: %d %s", id, a.status, a.body)
+				break
+			}
+		}
+	}
+}
