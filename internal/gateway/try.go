@@ -392,13 +392,13 @@ func (f *flight) collect() attempt.Event {
 	case err != nil:
 		return f.readFailed(err)
 	case over:
-		segments, _ := dialect.Apply(t.collected, f.d.AnswerHead(t.collected, f.restore))
+		segments, _ := dialect.Apply(t.collected, f.d.AnswerHead(f.req, t.collected, f.restore))
 		t.mode, t.held = raw, bytes.Join(segments, nil)
 		return attempt.FirstOutput{N: t.n}
 	}
 	found, err := f.d.Answer(f.req, t.collected, f.restore)
 	switch {
-	case err != nil && t.res.CloseDelimited:
+	case t.res.CloseDelimited && (err != nil || found.Opaque):
 		return attempt.Evidence{N: t.n, Kind: attempt.PeerClosed}
 	case err != nil:
 		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the answer is not JSON"}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/dialect/body"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew; read the diff")
@@ -309,9 +310,9 @@ func TestErrorsThatAreNoneAreLeft(t *testing.T) {
 }
 
 func TestFailureTextIsBoundedUTF8(t *testing.T) {
-	long := strings.Repeat("x", messageMax-1) + "漢字"
+	long := strings.Repeat("x", body.MessageMax-1) + "漢字"
 	e := single(t, `{"error":"`+long+`"}`)
-	if want := long[:messageMax-1]; e.Failure.Message != want {
+	if want := long[:body.MessageMax-1]; e.Failure.Message != want {
 		t.Errorf("%d bytes, want %d", len(e.Failure.Message), len(want))
 	}
 	if e := single(t, "{\"error\":\"a\xffb\"}"); e.Failure.Message != "a\uFFFDb" {
