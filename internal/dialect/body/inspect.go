@@ -261,8 +261,8 @@ func (in *Inspection) Content() {
 	}
 }
 
-// Part reads a part of content: its text, or what an answer of a tool that it
-// quotes says.
+// Part reads a part of content: its text, what it says to a tool, or the answer
+// of a tool that it quotes.
 func (in *Inspection) Part() {
 	switch in.Kind() {
 	case jsonscan.String:
@@ -274,6 +274,8 @@ func (in *Inspection) Part() {
 				in.Words(in.String())
 			case key == "content":
 				in.Content()
+			case key == "input" && in.Kind() == jsonscan.Object:
+				in.Raw()
 			default:
 				in.Skip()
 			}
