@@ -20,7 +20,6 @@ package dialecttest
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -113,7 +112,7 @@ func Run(t *testing.T, dialects map[string]dialect.Dialect, dir fs.FS, write fun
 		t.Fatal("no cases: ", err)
 	}
 	for _, folder := range folders {
-		if !folder.IsDir() {
+		if !folder.IsDir() || folder.Name() == "fuzz" { // of go test
 			continue
 		}
 		t.Run(folder.Name(), func(t *testing.T) {
@@ -283,41 +282,4 @@ func (c *Case) whole(r *dialect.Request, text, restore string) {
 	} else if got := applied([]byte(text), plain.Edits); got != text && !strings.Contains(text, `"error":null`) {
 		c.t.Errorf("without options the answer becomes\n%s", got)
 	}
-}
-
-// Fuzz holds a dialect's streams against what is true of every stream: reads cut
-// anywhere change nothing, options change no verdict, and what the client gets
-// reads as it was judged.
-func Fuzz(f *testing.F, d dialect.Dialect, r *dialect.Request, seeds ...string) {
-	for _, seed := range seeds {
-		f.Add([]byte(seed), uint16(5))
-	}
-	f.Fuzz(func(t *testing.T, text []byte, size uint16) {
-		options := dialect.StreamOptions{EventMax: 1 << 16}
-		want, err := Feed(d.NewStream(r, options), string(text), 1<<20)
-		got, err2 := Feed(d.NewStream(r, options), string(text), 1+int(size))
-		if !reflect.DeepEqual(want, got) || !errors.Is(err2, err) {
-			t.Fatalf("%v, %v: %+v, in reads %+v", err, err2, want, got)
-		}
-		options.Model, options.HideUsage = "m", true
-		patched, _ := Feed(d.NewStream(r, options), string(text), 1<<20)
-		if len(patched) != len(want) {
-			t.Fatalf("%d events, without options %d", len(patched), len(want))
-		}
-		for i, e := range patched {
-			w := want[i]
-			if e.Output != w.Output || e.Finish != w.Finish || e.Done != w.Done || e.Tokens != w.Tokens || (e.Failure == nil) != (w.Failure == nil) {
-				t.Fatalf("options change %+v to %+v", w, e)
-			}
-			if e.Failure != nil && e.Output {
-				t.Fatalf("an error event is output: %+v", e)
-			}
-			options := options
-			options.EventMax = 1 << 17
-			again, _ := Feed(d.NewStream(r, options), e.Bytes, 1<<20)
-			if !e.Withheld && (len(again) != 1 || again[0].Bytes != e.Bytes || again[0].Output != e.Output || again[0].Tokens != e.Tokens) {
-				t.Fatalf("patched %q reads as %+v, was %+v", e.Bytes, again, e)
-			}
-		}
-	})
 }

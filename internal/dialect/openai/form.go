@@ -82,7 +82,7 @@ func partName(header string) (name string, file bool, wrong string) {
 	disposition := ""
 	for line := range strings.SplitSeq(header, "\r\n") {
 		key, v, ok := strings.Cut(line, ":")
-		if !ok || key == "" || strings.ContainsAny(key, " \t") || strings.ContainsAny(line, "\r\n\x00") {
+		if !ok || !token(key) || strings.ContainsFunc(v, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
 			return "", false, "a part of the form has a malformed header"
 		}
 		switch strings.ToLower(key) {
@@ -110,6 +110,14 @@ func partName(header string) (name string, file bool, wrong string) {
 	}
 	_, file = params["filename"]
 	return params["name"], file, ""
+}
+
+// token reports whether a header's name is one (RFC 9110 §5.1), less the odd
+// characters that nobody uses.
+func token(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return r != '-' && (r < '0' || r > '9') && (r|0x20 < 'a' || r|0x20 > 'z')
+	})
 }
 
 // read returns a field's value as text.
