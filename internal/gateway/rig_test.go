@@ -40,8 +40,16 @@ type rig struct {
 // are lines of the pool's YAML; edit changes an engine's configuration.
 func newRig(t *testing.T, engines int, settings string, edit ...func(i int, c *simengine.Config)) *rig {
 	t.Helper()
-	r := &rig{t: t, records: &records{ended: make(chan struct{}, 1024)}}
-	var urls []string
+	r, urls := newEngines(t, engines, edit...)
+	r.start(urls, settings)
+	return r
+}
+
+// newEngines starts engines alone; start or startYAML puts the gateway before
+// them.
+func newEngines(t *testing.T, engines int, edit ...func(i int, c *simengine.Config)) (r *rig, urls []string) {
+	t.Helper()
+	r = &rig{t: t, records: &records{ended: make(chan struct{}, 1024)}}
 	for i := range engines {
 		c := simengine.Config{Name: string(rune('A' + i))}
 		for _, f := range edit {
@@ -55,8 +63,7 @@ func newRig(t *testing.T, engines int, settings string, edit ...func(i int, c *s
 		r.engines = append(r.engines, e)
 		urls = append(urls, e.URL())
 	}
-	r.start(urls, settings)
-	return r
+	return r, urls
 }
 
 func (r *rig) start(urls []string, settings string) {
