@@ -123,6 +123,7 @@ type Error struct {
 	Message    string        // for the client: no internal addresses, no secrets
 	Status     int           // overrides the table's HTTP status when not 0
 	RetryAfter time.Duration // overrides the table's wait when not 0; clamped by RetryAfterMax
+	Allow      string        // of MethodNotAllowed: the methods that are (RFC 9110 §15.5.6)
 	Err        error         // for logs only
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -140,12 +141,7 @@ func parseEvent(words []string) (Event, error) {
 		}
 	}
 	has := func(word string) bool {
-		for _, a := range args {
-			if a == word {
-				return true
-			}
-		}
-		return false
+		return slices.Contains(args, word)
 	}
 	switch words[0] {
 	case "queued":

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"time"
@@ -59,6 +60,7 @@ type httpExchange struct {
 	control *http.ResponseController
 	r       *http.Request
 	gone    context.Context
+	read    bool // the body was read to its end
 	aborted bool
 	stallAt time.Time
 }
@@ -74,7 +76,7 @@ func newHTTPExchange(w http.ResponseWriter, r *http.Request, gone context.Contex
 }
 
 func (x *httpExchange) Head() *Head           { return &x.head }
-func (x *httpExchange) Body() io.Reader       { return x.r.Body }
+func (x *httpExchange) Body() io.Reader       { return bodyReader{x} }
 func (x *httpExchange) Gone() context.Context { return x.gone }
 func (x *httpExchange) Abort()                { x.aborted = true }
 
@@ -84,11 +86,31 @@ func (x *httpExchange) SetBodyDeadline(t time.Time) {
 	_ = x.control.SetReadDeadline(t)
 }
 
+// bodyReader notes that the body was read to its end.
+type bodyReader struct{ *httpExchange }
+
+func (b bodyReader) Read(p []byte) (int, error) {
+	n, err := b.r.Body.Read(p)
+	if errors.Is(err, io.EOF) {
+		b.read = true
+	}
+	return n, err
+}
+
+// mustClose reports whether an HTTP/1.1 connection can't be used again. A body
+// that was not read would have to be waited for. And net/http hides whether a
+// chunked request had a Content-Length too, in which case what the client takes
+// for the next request may be part of this one (RFC 9112 §6.1).
+func (x *httpExchange) mustClose() bool {
+	return x.r.ProtoMajor == 1 && (x.r.ContentLength != 0 && !x.read || len(x.r.TransferEncoding) > 0)
+}
+
 func (x *httpExchange) WriteHead(status int, header http.Header) {
 	h := x.w.Header()
-	for name, values := range header {
-		h[name] = values
+	if x.mustClose() {
+		h["Connection"] = []string{"close"}
 	}
+	maps.Copy(h, header)
 	x.w.WriteHeader(status)
 }
 

@@ -227,7 +227,9 @@ func (g *Gateway) dialectOf(head *Head) (dialect.Dialect, *inference.Error) {
 		return nil, inference.Errorf(inference.NotFound, "nothing is served at this path")
 	}
 	if head.Method != want {
-		return nil, inference.Errorf(inference.MethodNotAllowed, "this path takes %s", want)
+		err := inference.Errorf(inference.MethodNotAllowed, "this path takes %s", want)
+		err.Allow = want
+		return nil, err
 	}
 	return d, nil
 }

@@ -3,16 +3,39 @@
 package gateway_test
 
 import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/headgate/headgate/internal/simengine"
+	"github.com/headgate/headgate/internal/simengine/model"
 )
+
+const end = "data: [DONE]\n\n"
+
+// whole reports whether the client got all four tokens, once, and an end.
+func (r reply) whole() bool {
+	var want strings.Builder
+	text := r.text()
+	if len(text) < 2 {
+		return false
+	}
+	for i := range 4 {
+		fmt.Fprintf(&want, "%s·%d ", text[:2], i+1)
+	}
+	return r.status == 200 && r.err == nil && text == want.String() && r.code() == "" && strings.HasSuffix(r.body, end)
+}
 
 func TestStreamIsRelayedWhole(t *testing.T) {
 	r := newRig(t, 2, "")
-	got := r.stream("")
-	t.Log(got.body)
-	if got.status != 200 || got.err != nil || got.code() != "" || !strings.HasSuffix(got.body, "data: [DONE]\n\n") {
-		t.Fatalf("%+v", got)
+	if got := r.stream(""); !got.whole() {
+		t.Errorf("got %+v", got)
 	}
 	if outcome := r.records.wait(t); outcome != "completed" {
 		t.Errorf("outcome %q", outcome)
@@ -20,38 +43,172 @@ func TestStreamIsRelayedWhole(t *testing.T) {
 	r.idle()
 }
 
-func TestDeathBeforeOutputIsRetried(t *testing.T) {
-	r := newRig(t, 2, "")
-	for _, fault := range []string{"attempt=1;rst@head", "attempt=1;rst@headers", "attempt=1;fin@role", "attempt=1;rst@computed:1", "attempt=1;fin@in-chunk:1:20", "attempt=1;status@head:500", "attempt=1;status@head:503", "attempt=1;html@head", "attempt=1;garbage@head", "attempt=1;empty"} {
-		got := r.stream(fault)
-		if got.status != 200 || got.err != nil || got.code() != "" || !strings.HasSuffix(got.body, "data: [DONE]\n\n") {
-			t.Errorf("%s: %+v", fault, got)
+func TestFailureBeforeOutputIsRepeatedElsewhere(t *testing.T) {
+	r := newRig(t, 3, "")
+	for _, fault := range []string{
+		"rst@head", "fin@head", "rst@headers", "fin@role", "rst@role", "rst@computed:1", "fin@in-chunk:1:20",
+		"status@head:500", "status@head:503", "status@head:429", "html@head", "garbage@head", "empty",
+	} {
+		before := r.totalReceived()
+		if got := r.stream("attempt=1;" + fault); !got.whole() {
+			t.Errorf("%s: got %+v", fault, got)
 		}
-		t.Log(fault, r.records.wait(t), got.text())
+		if outcome := r.records.wait(t); outcome != "completed" {
+			t.Errorf("%s: outcome %q", fault, outcome)
+		}
+		if n := r.totalReceived() - before; n != 2 {
+			t.Errorf("%s: %d engines got the request, want 2", fault, n)
+		}
 	}
 	r.idle()
 }
 
-func TestDeathAfterOutputEndsInAnError(t *testing.T) {
+func TestFailureAfterOutputEndsTheStreamWithAnError(t *testing.T) {
 	r := newRig(t, 2, "")
-	for _, fault := range []string{"rst@token:1", "fin@token:2", "rst@in-char:3", "fin@in-chunk:3:20", "error@token:2", "stall@finish:1"} {
+	for _, fault := range []string{"rst@token:1", "fin@token:2", "end@token:2", "rst@in-char:3", "fin@in-chunk:3:20", "error@token:2", "nofinish"} {
 		before := r.totalReceived()
 		got := r.stream(fault)
-		t.Log(fault, r.records.wait(t), got.body)
-		if got.err != nil || strings.HasSuffix(got.body, "data: [DONE]\n\n") {
-			t.Errorf("%s: %+v", fault, got)
+		if got.err != nil || got.code() != "upstream_decode_interrupted" || strings.Contains(got.body, "[DONE]") || strings.Count(got.body, `"error":{`) != 1 {
+			t.Errorf("%s: got %+v", fault, got)
+		}
+		if outcome := r.records.wait(t); outcome != "interrupted upstream_decode_interrupted" {
+			t.Errorf("%s: outcome %q", fault, outcome)
 		}
 		if n := r.totalReceived() - before; n != 1 {
-			t.Errorf("%s: %d engines got the request", fault, n)
+			t.Errorf("%s: %d engines got the request, want 1", fault, n)
 		}
 	}
 	r.idle()
 }
 
-func TestWholeAnswer(t *testing.T) {
+func TestCollectedAnswerIsRepeatedWhenItsEngineDies(t *testing.T) {
 	r := newRig(t, 2, "")
-	for _, fault := range []string{"", "attempt=1;rst@headers", "attempt=1;fin@in-body:30", "attempt=1;shortbody@headers", "status@head:400", "error@head"} {
-		got := r.whole(fault)
-		t.Log(fault, got, r.records.wait(t))
+	for _, fault := range []string{"rst@head", "rst@headers", "fin@in-body:30", "status@head:500", "shortbody", "garbage@head"} {
+		got := r.whole("attempt=1;" + fault)
+		if got.status != 200 || got.err != nil || !strings.Contains(got.body, `2·1 `) || !strings.Contains(got.body, `2·4 `) {
+			t.Errorf("%s: got %+v", fault, got)
+		}
 	}
+	r.idle()
+}
+
+// Past collect_max the answer was committed: its end can't be repeated, and
+// must not look like an end.
+func TestOversizedAnswerIsCutWhenItsEngineDies(t *testing.T) {
+	r := newRig(t, 2, "collect_max: 50")
+	if got := r.whole(""); got.status != 200 || got.err != nil || !strings.Contains(got.body, "·4 ") {
+		t.Errorf("got %+v", got)
+	}
+	before := r.totalReceived()
+	if got := r.whole("fin@in-body:200"); got.err == nil {
+		t.Errorf("a cut answer ended cleanly: %+v", got)
+	}
+	if n := r.totalReceived() - before; n != 1 {
+		t.Errorf("%d engines got the request, want 1", n)
+	}
+}
+
+func TestEnginesRefusalPassesThrough(t *testing.T) {
+	r := newRig(t, 2, "")
+	got := r.stream("times=*;status@head:422")
+	if got.status != 422 || !strings.Contains(got.body, "simulated status 422") || r.totalReceived() != 1 {
+		t.Errorf("got %+v after %d attempts", got, r.totalReceived())
+	}
+	// Busy everywhere: the last engine's own answer, its wait clamped.
+	got = r.stream("times=*;status@head:503:json:90")
+	if got.status != 503 || got.header.Get("Retry-After") != "30" || !strings.Contains(got.body, "simulated status 503") {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// Engines send the last chunk a moment after the end marker; the connection
+// must be kept all the same.
+func TestConnectionsAreKeptAfterStreams(t *testing.T) {
+	r := newRig(t, 1, "")
+	for range 20 {
+		if got := r.stream(""); !got.whole() {
+			t.Fatalf("got %+v", got)
+		}
+	}
+	accepted := 0
+	for _, entry := range r.engines[0].Log() {
+		if entry.Event == simengine.EventAccepted {
+			accepted++
+		}
+	}
+	if accepted > 3 {
+		t.Errorf("20 streams one after another took %d connections", accepted)
+	}
+}
+
+// With unread bytes on the connection net/http does not see a client leave.
+func TestClientThatLeavesWithPipelinedBytesIsNoticed(t *testing.T) {
+	for name, body := range map[string]string{"stream": streamBody, "whole": wholeBody} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 1, "")
+			conn, err := net.Dial("tcp", r.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nX-Sim-Fault: stall@head\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+			if _, err := r.engines[0].Await(t.Context(), func(e simengine.Entry) bool { return e.Event == simengine.EventFault }); err != nil {
+				t.Fatal(err)
+			}
+			io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+			conn.Close()
+			if outcome := r.records.wait(t); outcome != "cancelled" {
+				t.Errorf("outcome %q", outcome)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if _, err := r.engines[0].Await(ctx, func(e simengine.Entry) bool { return e.Event == simengine.EventAborted }); err != nil {
+				t.Errorf("the engine was not told: %v", err)
+			}
+			r.idle()
+		})
+	}
+}
+
+func TestDrainLetsStreamsEndAndCutsWhatTakesTooLong(t *testing.T) {
+	r := newRig(t, 1, "", func(_ int, c *simengine.Config) { c.Params = model.Laptop })
+	body, done := r.open("stall@token:2")
+	if _, err := body.ReadString('}'); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	drained := make(chan struct{})
+	go func() { r.gateway.Drain(ctx); close(drained) }()
+	for r.gateway.Ready() {
+	}
+	if got := r.stream(""); got.status != 503 || got.header.Get("Headgate-Reason") != "shutting_down" {
+		t.Errorf("a new request got %+v", got)
+	}
+	select {
+	case <-drained:
+		t.Fatal("drained with a stream open")
+	default:
+	}
+	cancel()
+	<-drained
+	rest, err := io.ReadAll(body)
+	if err != nil || !strings.Contains(string(rest), `"code":"upstream_decode_interrupted"`) {
+		t.Errorf("the stream ended with %q, %v", rest, err)
+	}
+	done()
+}
+
+// open starts a stream and returns its body once the head is there.
+func (r *rig) open(fault string) (*bufio.Reader, func()) {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.t.Context(), "POST", "http://"+r.addr+chatPath, strings.NewReader(streamBody))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Sim-Fault", fault)
+	res, err := r.client.Do(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return bufio.NewReader(res.Body), func() { res.Body.Close() }
 }

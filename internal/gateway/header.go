@@ -3,6 +3,8 @@
 package gateway
 
 import (
+	"errors"
+	"math"
 	"net/http"
 	"net/textproto"
 	"strconv"
@@ -24,7 +26,7 @@ var hopByHop = map[string]bool{
 // notForEngines are request headers that end here: this gateway's own, and
 // what would leak a client's secrets or make net/http-based engines repeat.
 var notForEngines = map[string]bool{
-	"Authorization": true, "X-Api-Key": true, "Cookie": true,
+	"Authorization": true, "X-Api-Key": true, "Api-Key": true, "Cookie": true,
 	"Idempotency-Key": true, "X-Idempotency-Key": true,
 	"X-Request-Id": true, "X-Session-Id": true,
 	"X-Slo-Ttft-Ms": true, "X-Slo-Tpot-Ms": true,
@@ -79,6 +81,9 @@ func clientHeader(engine http.Header, id inference.RequestID) http.Header {
 	if after := h.Get("Retry-After"); after != "" {
 		h.Set("Retry-After", seconds(min(retryAfter(after, time.Now()), inference.RetryAfterMax)))
 	}
+	if after := h.Get("Retry-After-Ms"); after != "" && count(after, time.Millisecond) > inference.RetryAfterMax {
+		h.Set("Retry-After-Ms", roundUp(inference.RetryAfterMax, time.Millisecond))
+	}
 	return h
 }
 
@@ -100,16 +105,31 @@ func connectionListed(h http.Header) map[string]bool {
 // retryAfter reads a Retry-After value: seconds or a date (RFC 9110 §10.2.3).
 // What can't be read asks for nothing.
 func retryAfter(value string, now time.Time) time.Duration {
-	if n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 31); err == nil {
-		return time.Duration(n) * time.Second
-	}
 	if at, err := http.ParseTime(value); err == nil {
 		return max(at.Sub(now), 0)
 	}
-	return 0
+	return count(value, time.Second)
 }
 
-// seconds rounds up: a client must not come back early.
-func seconds(d time.Duration) string {
-	return strconv.Itoa(int((d + time.Second - 1) / time.Second))
+// count reads a whole number of units. One that is too large to be a duration
+// reads as the largest: a wait that long is a wait.
+func count(value string, unit time.Duration) time.Duration {
+	n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 63)
+	most := uint64(math.MaxInt64 / unit)
+	switch {
+	case errors.Is(err, strconv.ErrRange), err == nil && n > most:
+		return math.MaxInt64 / unit * unit
+	case err != nil:
+		return 0
+	}
+	return time.Duration(n) * unit
+}
+
+// seconds is a wait as Retry-After says it.
+func seconds(d time.Duration) string { return roundUp(d, time.Second) }
+
+// roundUp counts units, and a part of one as one: a client must not come back
+// early.
+func roundUp(d, unit time.Duration) string {
+	return strconv.FormatInt(int64((d+unit-1)/unit), 10)
 }

@@ -5,6 +5,7 @@ package gateway
 import (
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect"
@@ -28,9 +29,12 @@ func writeError(ex Exchange, id inference.RequestID, d dialect.Dialect, err *inf
 		"Headgate-Reason": {string(err.Code)},
 		"X-Should-Retry":  {strconv.FormatBool(err.Code.Info().Retryable)},
 	}
+	if err.Allow != "" {
+		h["Allow"] = []string{err.Allow}
+	}
 	if wait := err.Wait(); wait > 0 {
 		h["Retry-After"] = []string{seconds(wait)}
-		h["Retry-After-Ms"] = []string{strconv.FormatInt(wait.Milliseconds(), 10)}
+		h["Retry-After-Ms"] = []string{roundUp(wait, time.Millisecond)}
 	}
 	ex.WriteHead(err.HTTPStatus(), h)
 	// A client that is gone needs no answer.

@@ -4,7 +4,6 @@ package gateway_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -249,5 +248,3 @@ func (r *records) wait(t *testing.T) string {
 	defer r.mu.Unlock()
 	return r.outcomes[len(r.outcomes)-1]
 }
-
-var _ = bytes.MinRead

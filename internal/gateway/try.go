@@ -76,6 +76,7 @@ func (t *try) close(f *flight) {
 	}
 	// Engines send the final chunk a moment after the end marker. The client
 	// must not wait for it, and the connection is worth a short wait.
+	res.Detach()
 	f.g.running.Go(func() {
 		res.SetReadDeadline(time.Now().Add(settleTime))
 		_, _ = res.Read(make([]byte, 64))
@@ -332,7 +333,11 @@ func (f *flight) evidence(end *upstream.End) attempt.Event {
 	case upstream.InvalidRequest:
 		return attempt.Broken{Reason: end.Error()}
 	}
-	return attempt.Evidence{N: t.n, Kind: evidenceOf[end.Cause]}
+	kind := evidenceOf[end.Cause]
+	if kind == attempt.Unknown && !end.Reused && !end.RequestWritten && !end.ResponseStarted {
+		kind = attempt.Unwritten // no socket to be had, say
+	}
+	return attempt.Evidence{N: t.n, Kind: kind}
 }
 
 var evidenceOf = map[upstream.Cause]attempt.Kind{
@@ -391,6 +396,10 @@ func (f *flight) collect() attempt.Event {
 	switch {
 	case err != nil:
 		return f.readFailed(err)
+	case over && f.pool.policy.ExecutesTools:
+		// SDKs send a request again whose body was cut, and its tools may have
+		// run; so such an answer is never begun.
+		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the answer is larger than collect_max"}
 	case over:
 		segments, _ := dialect.Apply(t.collected, f.d.AnswerHead(f.req, t.collected, f.restore))
 		t.mode, t.held = raw, bytes.Join(segments, nil)

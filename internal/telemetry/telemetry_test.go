@@ -90,7 +90,7 @@ func TestNames(t *testing.T) {
 	close(ch)
 	for d := range ch {
 		s := d.String()
-		name := strings.SplitN(s[strings.Index(s, `fqName: "`)+len(`fqName: "`):], `"`, 2)[0]
+		name, _, _ := strings.Cut(s[strings.Index(s, `fqName: "`)+len(`fqName: "`):], `"`)
 		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
 			continue
 		}

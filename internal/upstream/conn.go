@@ -38,7 +38,7 @@ type conn struct {
 	raw  net.Conn // the socket
 	rw   net.Conn // the socket, or TLS over it
 	tls  *tlsSocket
-	peek peeker
+	peek *peeker
 
 	buf  []byte // read buffer; buf[r:w] is unread
 	r, w int
@@ -199,8 +199,9 @@ func (c *conn) write(head []byte, body [][]byte, size int64) error {
 	}
 	segs := append(append(c.vec[:0], head), body...)
 	c.vec = segs
-	_, err := c.vec.WriteTo(c.rw) // consumes c.vec and leaves segs
-	clear(segs)                   // an idle connection keeps no body alive
+	// WriteTo consumes c.vec, and clears what it wrote: an idle connection
+	// keeps no body alive.
+	_, err := c.vec.WriteTo(c.rw)
 	c.vec = segs[:0]
 	return err
 }

@@ -113,8 +113,7 @@ func dialCause(ctx context.Context, err error) Cause {
 // brokenCause classifies an exchange whose connection failed with rerr while
 // reading and werr (or nil) while writing, and picks the error that says most.
 func brokenCause(e *End, rerr, werr error) (Cause, error) {
-	var bad malformed
-	if errors.As(rerr, &bad) {
+	if _, ok := errors.AsType[malformed](rerr); ok {
 		return Malformed, rerr
 	}
 	if isTimeout(rerr) {

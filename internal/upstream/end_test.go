@@ -288,7 +288,7 @@ func TestTLSHiddenBytesEndTheConnection(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(srv.Certificate())
 	addr := engine(t, func(p *peer) {
-		tc := tls.Server(p.TCPConn, &tls.Config{Certificates: []tls.Certificate{cert}})
+		tc := tls.Server(p.TCPConn, &tls.Config{Certificates: []tls.Certificate{cert}, DynamicRecordSizingDisabled: true})
 		buf := make([]byte, 4096)
 		tc.Read(buf)
 		// Head alone, then the body and a forged answer in one record: the body
@@ -356,6 +356,42 @@ func TestInvalidRequestsAreNotDialled(t *testing.T) {
 	} {
 		if _, _, end := do(t, p, req); end.Cause != InvalidRequest || end.Err == nil {
 			t.Errorf("%+v: got %v", req, end)
+		}
+	}
+}
+
+// What reading and writing report depends on which of them met a reset first;
+// the cause may not.
+func TestBrokenCause(t *testing.T) {
+	reset, pipe, late := syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded
+	started := End{RequestWritten: true, ResponseStarted: true}
+	for _, tt := range []struct {
+		end        End
+		rerr, werr error
+		want       Cause
+	}{
+		{started, io.EOF, nil, ClosedFIN},
+		{started, io.EOF, late, ClosedFIN}, // we stopped the writer ourselves
+		{started, io.EOF, reset, ClosedRST},
+		{started, io.EOF, pipe, ClosedRST},
+		{started, reset, nil, ClosedRST},
+		{started, late, nil, Timeout},
+		{started, late, late, Timeout},
+		{started, late, pipe, ClosedRST},
+		{started, syscall.EIO, nil, Failed},
+		{End{RequestWritten: true}, io.EOF, nil, ClosedFIN},
+		{End{}, io.EOF, nil, Unwritten},
+		{End{}, late, syscall.EIO, Unwritten},
+		{End{}, late, nil, Timeout},
+		{End{Reused: true}, io.EOF, nil, Stale},
+		{End{Reused: true}, io.EOF, pipe, Stale},
+		{End{Reused: true, RequestWritten: true}, reset, nil, Stale},
+		{End{Reused: true, RequestWritten: true, ResponseStarted: true}, reset, nil, ClosedRST},
+		{End{Reused: true}, syscall.EIO, nil, Failed},
+		{started, malformed("x"), nil, Malformed},
+	} {
+		if got, _ := brokenCause(&tt.end, tt.rerr, tt.werr); got != tt.want {
+			t.Errorf("%+v, read %v, write %v: %v, want %v", tt.end, tt.rerr, tt.werr, got, tt.want)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -270,5 +271,77 @@ func TestDeadlineThatMovesLater(t *testing.T) {
 	_, err := resp.Read(make([]byte, 1))
 	if !errors.As(err, &end) || end.Cause != Timeout || time.Since(start) < 50*time.Millisecond {
 		t.Fatalf("%v after %v", err, time.Since(start))
+	}
+}
+
+// What has arrived whole stays whole, but the interrupted connection is not
+// kept.
+func TestInterruptOfAWholeBody(t *testing.T) {
+	p := pool(t, engine(t, func(p *peer) {
+		p.request()
+		p.say(stream("hello"))
+		p.untilClosed()
+	}))
+	resp, end := p.Do(t.Context(), post("{}"))
+	if end != nil {
+		t.Fatal(end)
+	}
+	buf := make([]byte, 1)
+	resp.Read(buf) // one write of the engine, one read here: all of it is buffered
+	resp.Interrupt()
+	body, err := io.ReadAll(resp)
+	if string(buf)+string(body) != "hello" || err != nil || resp.End().Cause != Complete {
+		t.Errorf("%q, %v, %v", body, err, resp.End())
+	}
+	if s := p.Stats(); s.Idle != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// deaf is a connection whose writes fail and whose peer says nothing.
+type deaf struct{ net.Conn }
+
+var errDeaf = errors.New("no buffer space")
+
+func (deaf) Write([]byte) (int, error) { return 0, errDeaf }
+
+// After a failed write the peer's last words are awaited, not for ever.
+func TestFailedWriteDoesNotWaitForEver(t *testing.T) {
+	for _, size := range []int{2, 20 << 10, 1 << 20} {
+		synctest.Test(t, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			defer theirs.Close()
+			p := pool(t, "http://engine.test", dialed(deaf{ours}, nil))
+			start := time.Now()
+			_, _, end := do(t, p, post(strings.Repeat("x", size)))
+			if end.Cause != Unwritten || !errors.Is(end, errDeaf) || end.RequestWritten {
+				t.Errorf("%d bytes: got %+v", size, end)
+			}
+			if waited := time.Since(start); waited != lastWords {
+				t.Errorf("%d bytes: waited %v", size, waited)
+			}
+		})
+	}
+}
+
+func TestDetachedExchangeOutlivesItsContext(t *testing.T) {
+	release := make(chan struct{})
+	addr := engine(t, func(p *peer) {
+		p.request()
+		p.say("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab")
+		<-release
+		p.say("cd")
+		p.untilClosed()
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	res, end := pool(t, addr).Do(ctx, get())
+	if end != nil {
+		t.Fatal(end)
+	}
+	res.Detach()
+	cancel()
+	close(release)
+	if body, err := io.ReadAll(res); err != nil || string(body) != "abcd" {
+		t.Errorf("got %q, %v", body, err)
 	}
 }

@@ -414,6 +414,34 @@ func TestIdleConnectionsAgeOut(t *testing.T) {
 	})
 }
 
+// An engine that closes idle connections after some seconds says nothing about
+// streams, even if the last answer was one.
+func TestOrdinaryIdleClosesTeachNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := pool(t, "http://engine.test", func(cfg *Config) {
+			cfg.Dial = func(context.Context, string, string) (net.Conn, error) {
+				ours, theirs := net.Pipe()
+				go func() {
+					theirs.Read(make([]byte, 4096))
+					io.WriteString(theirs, stream("hello"))
+					time.Sleep(5 * time.Second)
+					theirs.Close()
+				}()
+				return ours, nil
+			}
+		})
+		for range 2 {
+			if resp, _ := mustDo(t, p, post("{}")); resp.Reused {
+				t.Error("a closed connection was reused")
+			}
+			time.Sleep(6 * time.Second)
+		}
+		if s := p.Stats(); s.StreamsClose || s.Dropped != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 // RTY-6: the second attempt sends what the first one sent.
 func TestABodyCanBeSentAgain(t *testing.T) {
 	for _, size := range []int{1 << 10, 300 << 10, 20 << 20} {
@@ -501,5 +529,49 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 	if s := p.Stats(); s.Active != 0 || s.Dialed+s.Reused != 800 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// tardy is a connection on which a large write, done as it is, returns only
+// when it is told to stop.
+type tardy struct {
+	net.Conn
+	stop chan struct{}
+}
+
+func (c tardy) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if len(p) > inlineMax {
+		<-c.stop
+	}
+	return n, err
+}
+
+func (c tardy) SetWriteDeadline(t time.Time) error {
+	if t.Equal(longAgo) {
+		c.stop <- struct{}{}
+	}
+	return c.Conn.SetWriteDeadline(t)
+}
+
+// An answer may overtake the writer's return. The request was written all the
+// same, and the connection works for the next one.
+func TestAnswerThatOvertakesTheWriter(t *testing.T) {
+	addr := engine(t, func(p *peer) {
+		for req, _ := p.request(); req != nil; req, _ = p.request() {
+			p.say(reply("ok"))
+		}
+	})
+	p := pool(t, addr, func(cfg *Config) {
+		cfg.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return tardy{c, make(chan struct{}, 1)}, err
+		}
+	})
+	for i := range 3 {
+		resp, _ := mustDo(t, p, post(strings.Repeat("x", inlineMax+1)))
+		if !resp.RequestWritten || resp.Reused != (i > 0) {
+			t.Errorf("written %t, reused %t", resp.RequestWritten, resp.Reused)
+		}
 	}
 }

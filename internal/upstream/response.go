@@ -4,6 +4,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"sync"
@@ -80,7 +81,11 @@ func (r *Response) exchange(req *Request) *End {
 		case werr = <-written:
 		default:
 			c.raw.SetWriteDeadline(longAgo)
-			werr = <-written
+			if werr = <-written; werr == nil {
+				// All was written, only the goroutine had not said so: the next
+				// request on this connection must not meet the deadline.
+				c.raw.SetWriteDeadline(time.Time{})
+			}
 		}
 	}
 	r.RequestWritten = werr == nil
@@ -218,6 +223,14 @@ func (r *Response) Close() error {
 // returns at once with Cause Interrupted, unless the body was already whole.
 func (r *Response) Interrupt() { r.interrupt(errInterrupted) }
 
+// Detach stops the context from ending the exchange: for a caller that wants the
+// last bytes of an answer after whoever asked for it has left.
+func (r *Response) Detach() {
+	if r.unwatch != nil {
+		r.unwatch()
+	}
+}
+
 func (r *Response) interruptByContext() { r.interrupt(context.Cause(r.ctx)) }
 
 func (r *Response) interrupt(why error) {
@@ -234,7 +247,12 @@ func (r *Response) interrupt(why error) {
 // End is how the exchange ended, or nil while it goes on.
 func (r *Response) End() *End { return r.end }
 
+// evidence never holds io.EOF, which errors.Is would find in an End and take
+// for the end of a whole body.
 func (r *Response) evidence(cause Cause, err error) End {
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
 	return End{Cause: cause, Err: err, Reused: r.Reused, RequestWritten: r.RequestWritten,
 		ResponseStarted: r.started, HeadComplete: r.whole}
 }

@@ -54,7 +54,8 @@ type Config struct {
 	// is http or https; the port defaults to the scheme's.
 	URL *url.URL
 	// Dial opens a connection; nil means a net.Dialer with its defaults (both
-	// address families, RFC 8305). It must return soon after ctx is done.
+	// address families, RFC 8305). It must return soon after ctx is done, and
+	// its connections must keep deadlines.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// TLS is used for https and is cloned. ServerName defaults to the URL's
 	// host. ALPN is always http/1.1.

@@ -223,3 +223,17 @@ func dialed(c net.Conn, err error) func(*Config) {
 func cannedPool(t testing.TB, pieces ...string) *Pool {
 	return pool(t, "http://engine.test", dialed(&canned{pieces: pieces}, nil))
 }
+
+// An End must never be taken for the end of a whole body.
+func TestCutBodyIsNotEOF(t *testing.T) {
+	for name, head := range map[string]string{
+		"length": "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",
+		"chunks": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+		"head":   "HTTP/1.1 200",
+	} {
+		res, _, end := do(t, pool(t, engine(t, func(p *peer) { p.request(); p.say(head); p.Close() })), post("x"))
+		if end == nil || end.Cause != ClosedFIN || errors.Is(end, io.EOF) {
+			t.Errorf("%s: %+v, end %v", name, res, end)
+		}
+	}
+}

@@ -5,6 +5,7 @@ package body
 import (
 	"bytes"
 	"cmp"
+	"unicode/utf8"
 
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/dialect/sse"
@@ -28,6 +29,7 @@ type Stream struct {
 	outputs int
 	done    bool
 	failed  bool
+	ids     bool // an id field was seen
 
 	patched, data []byte // the last patched event, and data
 }
@@ -83,8 +85,9 @@ func (s *Stream) CloseInput() (dialect.Event, bool) {
 }
 
 func (s *Stream) take(e sse.Event) dialect.Event {
+	s.ids = s.ids || e.ID
 	if len(bytes.TrimSpace(e.Data)) == 0 {
-		return dialect.Event{Bytes: e.Raw}
+		return s.dataless(e)
 	}
 	out, edits := s.judge.Judge(e, dialect.Event{Bytes: e.Raw})
 	s.done = s.done || out.Done
@@ -96,6 +99,21 @@ func (s *Stream) take(e sse.Event) dialect.Event {
 		out.Bytes = s.patch(e, edits)
 	}
 	return out
+}
+
+// dataless judges lines that carry no data. Comments pass: they keep connections
+// alive. Anything else is withheld, and comments too once an id was sent: the
+// decoders of the common SDKs make an empty event of it then, and fail on its
+// empty JSON. Bytes that are not text are no event stream.
+func (s *Stream) dataless(e sse.Event) dialect.Event {
+	switch {
+	case !utf8.Valid(e.Raw):
+		s.failed = true
+		return dialect.Event{Failure: &dialect.Failure{Message: "undecodable event"}}
+	case e.Fields > 0 || s.ids:
+		return dialect.Event{}
+	}
+	return dialect.Event{Bytes: e.Raw}
 }
 
 // patch applies edits of an event's data to its bytes.

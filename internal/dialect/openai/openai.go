@@ -10,10 +10,8 @@
 // request only where engine and gateway could understand it differently, as
 // with a key that is written twice.
 //
-// Events without data (comments, an id or a retry alone, empty data) are passed
-// on as they are and count as nothing. Some SDKs make an empty event of them
-// once an id was sent; the remedy would be to change an answer's bytes, which
-// the contract forbids.
+// Events without data are not the client's, except comments: an id or a retry
+// alone and empty data break the decoders of several SDKs.
 package openai
 
 import (

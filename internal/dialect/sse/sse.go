@@ -39,9 +39,11 @@ type Event struct {
 	Data []byte // values of the data fields, joined by LF
 	// At is where Data begins in Raw, or -1 when it was joined from several
 	// lines. Only meaningful when Lines > 0.
-	At    int
-	Lines int // data fields
-	Ended bool
+	At     int
+	Lines  int  // data fields
+	Fields int  // fields of any name, comments not counted
+	ID     bool // has an id field
+	Ended  bool
 }
 
 // A Splitter splits one stream. Fill its Buffer, then call Next until it has no
@@ -56,6 +58,8 @@ type Splitter struct {
 	// State of the event at start. Offsets count from start, so that the buffer
 	// may move between reads.
 	line     int // where the current line begins
+	fields   int
+	id       bool
 	searched int // up to here there is no line end after line
 	name     [2]int
 	data     [2]int
@@ -194,9 +198,15 @@ func (s *Splitter) field(line []byte, at int) {
 			value++
 		}
 	}
+	if colon == 0 {
+		return // a comment
+	}
+	s.fields++
 	switch string(name) {
 	case "data":
 		s.addData(line[value:], at+value)
+	case "id":
+		s.id = true
 	case "event":
 		s.name = [2]int{at + value, at + len(line)}
 	}
@@ -218,7 +228,7 @@ func (s *Splitter) addData(value []byte, at int) {
 // take cuts off the event of the next n bytes.
 func (s *Splitter) take(n int, ended bool) Event {
 	raw := s.buf[s.start : s.start+n : s.start+n]
-	e := Event{Raw: raw, Name: raw[s.name[0]:s.name[1]], Lines: s.lines, Ended: ended}
+	e := Event{Raw: raw, Name: raw[s.name[0]:s.name[1]], Lines: s.lines, Fields: s.fields, ID: s.id, Ended: ended}
 	if s.lines == 1 {
 		e.Data, e.At = raw[s.data[0]:s.data[1]], s.data[0]
 	} else if s.lines > 1 {
@@ -230,7 +240,7 @@ func (s *Splitter) take(n int, ended bool) Event {
 }
 
 func (s *Splitter) reset() {
-	s.line, s.searched, s.lines = 0, 0, 0
+	s.line, s.searched, s.lines, s.fields, s.id = 0, 0, 0, 0, false
 	s.name, s.data = [2]int{}, [2]int{}
 }
 

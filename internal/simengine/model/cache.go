@@ -2,6 +2,8 @@
 
 package model
 
+import "slices"
+
 // pool is the engine's KV memory: a fixed number of blocks. A block is held
 // (ref > 0), idle in the prefix cache (ref 0, keyed: still hittable), or free.
 // Idle blocks are given up least recently used first, and only when no free
@@ -80,8 +82,8 @@ func (p *pool) enter(b int32, key uint64) bool {
 // drop gives up blocks of one sequence, last first, so that the tail of a
 // prefix is evicted before its head: a tail without its head is never hit.
 func (p *pool) drop(blocks []int32) {
-	for i := len(blocks) - 1; i >= 0; i-- {
-		b := blocks[i]
+	for _, b := range slices.Backward(blocks) {
+
 		p.ref[b]--
 		switch {
 		case p.ref[b] > 0:

@@ -334,7 +334,7 @@ func (w *work) duration(p Params) time.Duration {
 // cannot grow, the newest is preempted, so the oldest always gets to its end.
 // It reports whether any was: then nobody is admitted in a step that has work.
 func (e *Engine) continueBatch(w *work) (preempted bool) {
-	for i := 0; i < len(e.batch); i++ {
+	for i := 0; i < len(e.batch); i++ { //nolint:intrange // preemption shrinks the batch
 		s := e.batch[i]
 		if s.held() || w.budget == 0 {
 			continue
