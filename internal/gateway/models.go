@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -27,9 +28,9 @@ const (
 	modelsMax  = 4 << 20         // bytes of its list
 )
 
-// serveModels answers the model list and its single entries: the names that
-// routes give, and what one engine of each pool lists, as far as a request for
-// it would be routed there.
+// serveModels answers the model list and its single entries: what one engine of
+// each pool lists, as far as a request for it would be routed, and the names
+// that routes give.
 func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 	head := ex.Head()
 	list := g.models(ex.Gone(), head)
@@ -47,7 +48,11 @@ func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 	} else {
 		i := slices.IndexFunc(list, func(m model) bool { return m.name == one })
 		if i < 0 {
-			g.refuse(ex, id, openai.Chat, inference.Errorf(inference.ModelNotFound, "no such model"))
+			_, err := g.whereTo(head, one)
+			if err == nil || err.Code != inference.ModelNotFound {
+				err = inference.Errorf(inference.ModelNotFound, "no such model")
+			}
+			g.refuse(ex, id, openai.Chat, err)
 			return
 		}
 		body = list[i].entry
@@ -66,40 +71,87 @@ type model struct {
 	entry json.RawMessage
 }
 
-// models asks one engine of each pool and merges the answers, in the order of
+// whereTo finds where a request for the model would go, at whichever inference
+// path takes it: a route may be for embeddings alone.
+func (g *Gateway) whereTo(head *Head, name string) (route.Result, *inference.Error) {
+	var last *inference.Error
+	for _, path := range slices.Sorted(maps.Keys(dialects)) {
+		query := route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name}
+		found, err := g.routes.Match(query, func(int) int { return 0 })
+		if err == nil {
+			return found, nil
+		}
+		if last == nil || err.Code == inference.ModelNotFound {
+			last = err // it may name models that are near
+		}
+	}
+	return route.Result{}, last
+}
+
+// models merges what the pools list with the names of routes, in the order of
 // the names, each once.
 func (g *Gateway) models(ctx context.Context, head *Head) []model {
+	lists := g.listed(ctx)
+	found := map[string]model{}
+	for _, pool := range slices.Sorted(maps.Keys(lists)) {
+		for _, m := range lists[pool] {
+			to, err := g.whereTo(head, m.name)
+			// What a route renames is listed below, by what it stands for.
+			if err != nil || to.Model != m.name {
+				continue
+			}
+			if _, ok := found[m.name]; !ok || to.Pool == pool {
+				found[m.name] = m
+			}
+		}
+	}
+	for _, name := range g.routes.Models() {
+		to, err := g.whereTo(head, name)
+		if err != nil {
+			continue // of another host, say
+		}
+		if _, ok := found[name]; !ok {
+			found[name] = alias(name, to.Model, lists[to.Pool])
+		}
+	}
+	list := slices.Collect(maps.Values(found))
+	slices.SortFunc(list, func(a, b model) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+// alias is the entry of a route's name: the one of the model that it stands for
+// under that name, or a plain one where the engine does not list that model.
+func alias(name, target string, list []model) model {
+	for _, m := range list {
+		if m.name != target {
+			continue
+		}
+		id := gjson.GetBytes(m.entry, "id")
+		quoted, _ := json.Marshal(name)
+		entry := slices.Concat(m.entry[:id.Index], quoted, m.entry[id.Index+len(id.Raw):])
+		return model{name, entry}
+	}
+	entry, _ := json.Marshal(map[string]any{"id": name, "object": "model", "created": 0, "owned_by": "headgate"})
+	return model{name, entry}
+}
+
+// listed asks one engine of each pool.
+func (g *Gateway) listed(ctx context.Context) map[string][]model {
 	ctx, cancel := context.WithTimeout(ctx, modelsTime)
 	defer cancel()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	found := map[string]model{}
-	for _, p := range g.pools {
+	lists := map[string][]model{}
+	for name, p := range g.pools {
 		wg.Go(func() {
-			for _, m := range p.models(ctx) {
-				query := route.Query{Host: head.Host, Path: "/v1/chat/completions", Header: head.Header, Model: m.name}
-				if _, err := g.routes.Match(query, rand.IntN); err != nil {
-					continue
-				}
-				mu.Lock()
-				found[m.name] = m
-				mu.Unlock()
-			}
+			list := p.models(ctx)
+			mu.Lock()
+			lists[name] = list
+			mu.Unlock()
 		})
 	}
 	wg.Wait()
-	for _, name := range g.routes.Models() {
-		if _, ok := found[name]; !ok {
-			entry, _ := json.Marshal(map[string]any{"id": name, "object": "model", "created": 0, "owned_by": "headgate"})
-			found[name] = model{name, entry}
-		}
-	}
-	list := make([]model, 0, len(found))
-	for _, m := range found {
-		list = append(list, m)
-	}
-	slices.SortFunc(list, func(a, b model) int { return strings.Compare(a.name, b.name) })
-	return list
+	return lists
 }
 
 // models asks the pool's engines in random order until one lists its models.

@@ -199,9 +199,13 @@ func (r *rig) totalReceived() int {
 	return n
 }
 
-// idle fails the test if anything is still counted as in flight.
+// idle ends the gateway and fails the test if anything is still counted as in
+// flight.
 func (r *rig) idle() {
 	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	r.gateway.Drain(ctx)
 	for _, pool := range r.gateway.Status() {
 		for _, s := range pool.Endpoints {
 			if s.InFlight != 0 {
