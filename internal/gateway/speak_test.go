@@ -19,26 +19,32 @@ import (
 type surface struct {
 	path          string
 	stream, whole string // requests for four tokens
-	end           string // what a complete stream ends with
+	end           string // how the last event of a complete stream begins
 	kept          string // what no answer may have twice
 }
 
 var surfaces = []surface{
 	{
-		chatPath, streamBody, wholeBody, "data: [DONE]\n\n", `"role":"assistant"`,
+		chatPath, streamBody, wholeBody, "data: [DONE]", `"role":"assistant"`,
 	},
 	{
 		"/v1/responses",
 		`{"model":"sim","stream":true,"max_output_tokens":4,"input":"hi"}`,
 		`{"model":"sim","max_output_tokens":4,"input":"hi"}`,
-		"}}\n\n", "event: response.created",
+		"event: response.incomplete\n", "event: response.created",
 	},
 	{
 		"/v1/messages",
 		`{"model":"sim","stream":true,"max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`,
 		`{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`,
-		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", "event: message_start",
+		"event: message_stop\n", "event: message_start",
 	},
+}
+
+// ended reports whether a stream has its last event.
+func (s surface) ended(body string) bool {
+	body, whole := strings.CutSuffix(body, "\n\n")
+	return whole && strings.HasPrefix(body[strings.LastIndex(body, "\n\n")+1:], "\n"+s.end)
 }
 
 func (r *rig) speak(s surface, fault string) reply {
@@ -50,7 +56,7 @@ func TestEverySurfaceRelaysItsStream(t *testing.T) {
 		t.Run(s.path, func(t *testing.T) {
 			r := newRig(t, 1, "")
 			got := r.speak(s, "")
-			if got.status != 200 || got.err != nil || !strings.HasSuffix(got.body, s.end) || !strings.Contains(got.body, "A1·4 ") {
+			if got.status != 200 || got.err != nil || !s.ended(got.body) || !strings.Contains(got.body, "A1·4 ") {
 				t.Fatalf("%+v", got)
 			}
 			if outcome := r.records.wait(t); outcome != "completed" {
@@ -101,7 +107,7 @@ func TestEverySurfaceIsRetriedBeforeOutput(t *testing.T) {
 				"attempt=1;fin@in-chunk:1:20", "attempt=1;status@head:500", "attempt=1;html@head", "attempt=1;error@computed:1",
 			} {
 				got := r.speak(s, fault)
-				if got.status != 200 || got.err != nil || !strings.HasSuffix(got.body, s.end) {
+				if got.status != 200 || got.err != nil || !s.ended(got.body) {
 					t.Errorf("%s: %+v", fault, got)
 				}
 				if strings.Count(got.body, s.kept) > 1 || !strings.Contains(got.body, "2·1 ") || strings.Contains(got.body, "1·1 ") {
@@ -125,7 +131,7 @@ func TestEverySurfaceEndsInItsOwnErrorAfterOutput(t *testing.T) {
 			for _, fault := range []string{"rst@token:2", "fin@token:2", "end@token:2", "error@token:2", "rst@in-chunk:3:30", "garbage@token:2", "end@token:4"} {
 				before := r.totalReceived()
 				got := r.speak(s, fault)
-				if got.err != nil || got.status != 200 || strings.HasSuffix(got.body, s.end) && s.path != "/v1/responses" {
+				if got.err != nil || got.status != 200 || s.ended(got.body) {
 					t.Errorf("%s: %+v", fault, got)
 				}
 				for _, success := range []string{"[DONE]", "response.completed", "response.incomplete", "message_stop", `"finish_reason":"`} {
@@ -190,7 +196,7 @@ func TestMissingEnd(t *testing.T) {
 					if outcome != "interrupted upstream_decode_interrupted" || got.code() == "" {
 						t.Errorf("%s: %s", outcome, got.body)
 					}
-				} else if outcome != "completed" || !strings.HasSuffix(got.body, s.end) || got.err != nil {
+				} else if outcome != "completed" || !s.ended(got.body) || got.err != nil {
 					t.Errorf("%s: %+v", outcome, got)
 				}
 				r.idle()
@@ -282,7 +288,7 @@ func TestModelIsRewrittenOnEverySurface(t *testing.T) {
 		r := newAliased(t)
 		for _, fault := range []string{"", "bytewise"} {
 			got := r.post(s.path, strings.Replace(s.stream, "sim", "public", 1), "X-Sim-Fault", fault)
-			if got.status != 200 || strings.Contains(got.body, "org/base") || !strings.Contains(got.body, `"model":"public"`) || !strings.HasSuffix(got.body, s.end) {
+			if got.status != 200 || strings.Contains(got.body, "org/base") || !strings.Contains(got.body, `"model":"public"`) || !s.ended(got.body) {
 				t.Errorf("%s: %+v", s.path, got)
 			}
 		}

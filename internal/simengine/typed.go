@@ -44,6 +44,9 @@ func typedPrompt(p *prompt, api string, body gjson.Result) (said string) {
 
 // typedEvent is one event with its name, in the syntax the script asks for.
 func (g *generation) typedEvent(name, members string) string {
+	if g.ask.api == apiResponses {
+		members = strings.TrimPrefix(fmt.Sprintf(`%s,"sequence_number":%d`, members, g.events), ",")
+	}
 	if members != "" {
 		members = "," + members
 	}
@@ -76,7 +79,7 @@ func (g *generation) typedPreamble() error {
 			{"response.output_item.added", `"output_index":0,"item":` + g.item("in_progress", "")},
 		}
 		if g.ask.tool == "" {
-			events = append(events, event{"response.content_part.added", `"output_index":0,"content_index":0,"part":{"type":"output_text","text":"","annotations":[]}`})
+			events = append(events, event{"response.content_part.added", `"item_id":"item_0","output_index":0,"content_index":0,"part":{"type":"output_text","text":"","annotations":[]}`})
 		}
 	}
 	for _, e := range events {
@@ -100,9 +103,9 @@ func (g *generation) typedToken() string {
 	case g.ask.api == apiMessages:
 		return g.typedEvent("content_block_delta", `"index":0,"delta":{"type":"text_delta","text":"`+text+`"}`)
 	case g.ask.tool != "":
-		return g.typedEvent("response.function_call_arguments.delta", `"output_index":0,"delta":"`+text+`"`)
+		return g.typedEvent("response.function_call_arguments.delta", `"item_id":"item_0","output_index":0,"delta":"`+text+`"`)
 	}
-	return g.typedEvent("response.output_text.delta", `"output_index":0,"content_index":0,"delta":"`+text+`"`)
+	return g.typedEvent("response.output_text.delta", `"item_id":"item_0","output_index":0,"content_index":0,"delta":"`+text+`"`)
 }
 
 // argument is token t as a piece of a tool call's arguments.
@@ -189,13 +192,13 @@ func (g *generation) response(status, output, usage string) string {
 
 func (g *generation) item(status, text string) string {
 	if g.ask.tool != "" {
-		return fmt.Sprintf(`{"type":"function_call","call_id":"%s","name":%s,"status":"%s","arguments":"%s"}`, g.callID(0), quote(g.ask.tool), status, text)
+		return fmt.Sprintf(`{"id":"item_0","type":"function_call","call_id":"%s","name":%s,"status":"%s","arguments":"%s"}`, g.callID(0), quote(g.ask.tool), status, text)
 	}
 	content := "[]"
 	if text != "" {
 		content = `[{"type":"output_text","text":"` + text + `","annotations":[]}]`
 	}
-	return fmt.Sprintf(`{"type":"message","role":"assistant","status":"%s","content":%s}`, status, content)
+	return fmt.Sprintf(`{"id":"item_0","type":"message","role":"assistant","status":"%s","content":%s}`, status, content)
 }
 
 func (g *generation) message(content, stop, usage string) string {
