@@ -82,7 +82,7 @@ func TestEverySurfaceRelaysItsStream(t *testing.T) {
 // scrub takes out what differs between two answers of one engine.
 func scrub(text string) string {
 	var kept []string
-	for _, part := range strings.Split(text, `"`) {
+	for part := range strings.SplitSeq(text, `"`) {
 		switch {
 		case strings.Contains(part, "-A1-"), strings.HasPrefix(part, ":17"), strings.Contains(part, "cached_tokens"):
 		default:

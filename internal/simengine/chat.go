@@ -182,7 +182,7 @@ func (x *exchange) parse(chat bool) (*ask, error) {
 			return nil, fmt.Errorf("messages is empty")
 		}
 		p := fresh()
-		said := ""
+		var said string
 		if q.typed() {
 			said = typedPrompt(p, q.api, body)
 			q.n = 1

@@ -80,7 +80,7 @@ func (g *generation) tokenEvent(choice int) error {
 		finish = quote(g.reason())
 		g.stopped[choice] = true
 	}
-	frame := ""
+	var frame string
 	if g.ask.typed() {
 		frame = g.typedToken()
 	} else {
@@ -236,7 +236,7 @@ func (g *generation) ending() error {
 }
 
 func (g *generation) done() error {
-	marker := ""
+	var marker string
 	if g.ask.typed() {
 		marker = g.typedEnd()
 	} else {

@@ -36,7 +36,8 @@ func (x *exchange) value(path string) error {
 		return x.refuse(http.StatusNotFound, "NotFoundError", unknownModel(name).Error())
 	}
 	who := fmt.Sprintf("%s%d", cfg.Name, x.attempt)
-	contentType, body := "application/json", ""
+	contentType := "application/json"
+	var body string
 	words := len(strings.Fields(text))
 	switch path {
 	case "/v1/audio/speech":

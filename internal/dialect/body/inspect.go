@@ -11,6 +11,7 @@ package body
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect"
@@ -83,14 +84,7 @@ func (in *Inspection) Once(key string) {
 }
 
 // Has reports whether Once was called for the key.
-func (in *Inspection) Has(key string) bool {
-	for _, k := range in.seen {
-		if k == key {
-			return true
-		}
-	}
-	return false
-}
+func (in *Inspection) Has(key string) bool { return slices.Contains(in.seen, key) }
 
 // Model reads the model's name.
 func (in *Inspection) Model() {
