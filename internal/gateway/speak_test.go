@@ -475,3 +475,52 @@ func TestEverySurfaceCancels(t *testing.T) {
 		r.idle()
 	}
 }
+
+// PAY-11: odd requests end as 200 or 400, each by itself, and break nothing.
+func TestOddRequestsOnEverySurface(t *testing.T) {
+	r := newRig(t, 1, "")
+	deep := strings.Repeat("[", 9000) + strings.Repeat("]", 9000)
+	tooDeep := strings.Repeat("[", 20000) + strings.Repeat("]", 20000)
+	for _, s := range surfaces {
+		prompt := map[string]string{"/v1/responses": "input"}[s.path]
+		if prompt == "" {
+			prompt = "messages"
+		}
+		for body, want := range map[string]int{
+			`[]`: 400, `"x"`: 400, `null`: 400, ``: 400, `{`: 400, `{}`: 400, `{"model":1}`: 400, `{"model":null}`: 400,
+			`{"model":"sim","model":"sim","` + prompt + `":[]}`:                                                                                                   400,
+			`{"model":"sim","stream":1,"` + prompt + `":[]}`:                                                                                                      400,
+			`{"model":"sim","` + prompt + `":[{"role":"user","content":"a"}],"x":` + tooDeep + `}`:                                                                400,
+			`{"model":"sim","` + prompt + `":[{"role":"user","content":"a"}],"x":` + deep + `}`:                                                                   200,
+			`{"model":"sim","` + prompt + `":[{"role":"user","content":null},{"content":"a"}]}`:                                                                   200,
+			`{"model":"sim","` + prompt + `":[{"role":"user","content":[{"type":"image"},{"type":"invented","text":7},null]}]}`:                                   200,
+			`{"model":"sim","` + prompt + `":[{"role":"assistant","content":null,"tool_calls":[{"function":{"arguments":"{}"}}]},{"role":"user","content":"a"}]}`: 200,
+		} {
+			got := r.post(s.path, body)
+			if got.status != want {
+				t.Errorf("%s %.80s: %d %.300s", s.path, body, got.status, got.body)
+			}
+			if own := `{"type":"error","error":{`; want == 400 && strings.HasPrefix(got.body, own) != (s.path == "/v1/messages") {
+				t.Errorf("%s %.80s: %.300s", s.path, body, got.body)
+			}
+			r.records.wait(t)
+		}
+	}
+	r.idle()
+}
+
+// A call of a tool is output by its name: after it nothing is repeated.
+func TestANamedCallIsOutputOnEverySurface(t *testing.T) {
+	for _, s := range surfaces {
+		r := newRig(t, 2, "")
+		body := strings.Replace(strings.Replace(s.stream, `"hi"`, `"call:pay"`, 1), `"model"`, `"tools":[{"type":"function","name":"pay","function":{"name":"pay"}}],"model"`, 1)
+		fault := "rst@role"
+		if s.path == chatPath {
+			fault = "rst@token:1"
+		}
+		got := r.post(s.path, body, "X-Sim-Fault", fault)
+		if got.code() == "" || !strings.Contains(got.body, `"name":"pay"`) || r.totalReceived() != 1 {
+			t.Errorf("%s: %+v", s.path, got)
+		}
+	}
+}
