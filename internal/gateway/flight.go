@@ -152,6 +152,9 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 	case attempt.Abort:
 		f.last(func(attempt.Counters) { f.ex.Abort() })
 	case attempt.Finish:
+		// Whoever hears that a request ended must find nothing of it in flight.
+		f.cancel()
+		f.vacate()
 		f.finish(e)
 	}
 	return nil

@@ -50,7 +50,7 @@ type Config struct {
 	// Queue is the number of events that may wait to be written. When it is
 	// full the newest event is dropped, counted, and its caller told. The last
 	// quarter is kept for outcomes, so that a record is rather left without a
-	// middle than without an end. Default: 8192.
+	// middle than without an end. Default: 8192, some 5 MB.
 	Queue int
 
 	Log *slog.Logger // default: discards
@@ -104,6 +104,7 @@ type entry struct {
 	claim   *Claim
 	answer  *Answer
 	durable bool
+	room    bool    // finds room in a full queue
 	wait    *waiter // nil: nobody waits
 }
 
@@ -183,15 +184,17 @@ func (j *Journal) promises(keyed bool) bool {
 	return j.durability == Strict || keyed && j.durability == Keyed
 }
 
-// Finish queues a request's outcome, and its answer if it has a key and is to be
-// replayed. An answer that is too large, or that finds too many waiting, is not
-// stored.
-func (j *Journal) Finish(e Event, answer *Answer) error {
+// Finish queues a request's outcome, and with a key the answer that a repeat
+// gets (nil for none). The outcome of a keyed request finds room in a full queue
+// too, or its key would stay in flight; while the store fails no key is begun,
+// so that few come. An answer that is too large, or that finds too many waiting,
+// is not stored.
+func (j *Journal) Finish(e Event, keyed bool, answer *Answer) error {
 	e.Kind = Finished
-	if answer != nil && len(answer.Body) > j.answerMax {
+	if !keyed || answer != nil && len(answer.Body) > j.answerMax {
 		answer = nil
 	}
-	return j.put(entry{event: e, answer: answer})
+	return j.put(entry{event: e, answer: answer, room: keyed})
 }
 
 // Commit queues an event and waits until it is on disk, together with all that
@@ -314,7 +317,7 @@ func (j *Journal) put(e entry) error {
 		bound = j.queueMax
 	}
 	j.mu.Lock()
-	if j.closed || len(j.queue) >= bound {
+	if j.closed || len(j.queue) >= bound && !e.room {
 		if e.event.Kind != noKind {
 			j.dropped++
 		}

@@ -124,7 +124,7 @@ func TestRecordTellsTheWholeStory(t *testing.T) {
 	must(t, j.FirstDelta(t.Context(), Event{Request: r, At: at(5), Attempt: 2, Tokens: 1, Events: 1}, true))
 	must(t, j.Append(Event{Request: r, At: at(6), Kind: Fencing, Attempt: 2, Verdict: inference.Dead}))
 	must(t, j.Finish(Event{Request: r, At: at(6), Outcome: inference.Interrupted, Tokens: 37, Events: 36, Estimated: true,
-		Error: &inference.Error{Code: inference.DecodeInterrupted, Message: "cut", Err: errors.New("http://10.0.0.1 secret")}}, nil))
+		Error: &inference.Error{Code: inference.DecodeInterrupted, Message: "cut", Err: errors.New("http://10.0.0.1 secret")}}, false, nil))
 	got, err := j.Get(t.Context(), r)
 	must(t, err)
 	if got.Outcome != "interrupted" || got.Code != "upstream_decode_interrupted" || !got.FirstDeltaSent || got.Attempt != 2 ||
@@ -169,7 +169,7 @@ func TestFullQueueDropsTheNewestAndSaysSo(t *testing.T) {
 		if err := j.FirstDelta(t.Context(), Event{Request: "r0", Attempt: 1}, false); err != nil {
 			t.Errorf("unkeyed first delta: %v", err)
 		}
-		must(t, j.Finish(Event{Request: "r0", Outcome: inference.Completed}, nil))
+		must(t, j.Finish(Event{Request: "r0", Outcome: inference.Completed}, false, nil))
 		status := j.Status()
 		if status.Dropped != 3 || status.Lag != time.Second || status.Queued != 7 {
 			t.Errorf("status: %+v", status)
@@ -307,7 +307,7 @@ func TestNothingIsSyncedForWhoDoesNotAsk(t *testing.T) {
 			before := s.durable
 			must(t, j.Receive(t.Context(), Event{Request: "r", Arrival: &Arrival{Keyed: c.keyed}}))
 			must(t, j.FirstDelta(t.Context(), Event{Request: "r", Attempt: 1}, c.keyed))
-			must(t, j.Finish(Event{Request: "r", Outcome: inference.Completed}, nil))
+			must(t, j.Finish(Event{Request: "r", Outcome: inference.Completed}, false, nil))
 			must(t, j.Flush(t.Context()))
 			if got := s.durable - before; got != c.durable {
 				t.Errorf("%s keyed=%v: %d durable updates, want %d", c.durability, c.keyed, got, c.durable)
@@ -351,6 +351,23 @@ func TestCloseOfAFailingStoreGivesUp(t *testing.T) {
 		}
 		if st := j.Status(); st.Dropped != 1 {
 			t.Errorf("status: %+v", st)
+		}
+	})
+}
+
+// TestCloseAfterAnOutageWithNothingLeft returns at once.
+func TestCloseAfterAnOutageWithNothingLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMoody()
+		j := open(t, s)
+		s.be(errFull, false)
+		if err := j.Commit(t.Context(), Event{Request: "r", Kind: Received, Arrival: &Arrival{}}); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("commit: %v", err)
+		}
+		start := time.Now()
+		shut(t, j)
+		if took := time.Since(start); took > retryPause {
+			t.Errorf("close took %s", took)
 		}
 	})
 }
@@ -507,7 +524,7 @@ func TestMemoryIsARing(t *testing.T) {
 		id := inference.RequestID(fmt.Sprint("r", i))
 		must(t, j.Receive(t.Context(), Event{Request: id, Arrival: &Arrival{}}))
 		if i != 0 { // r0 runs for ever
-			must(t, j.Finish(Event{Request: id, Outcome: inference.Completed}, nil))
+			must(t, j.Finish(Event{Request: id, Outcome: inference.Completed}, false, nil))
 		}
 		must(t, j.Flush(t.Context()))
 	}
@@ -517,4 +534,97 @@ func TestMemoryIsARing(t *testing.T) {
 		t.Errorf("%d records", len(page.Records))
 	}
 	shut(t, j)
+}
+
+// TestUnknownFirstDeltaIsNotForgotten: the bit was kept although its caller was
+// told that this is unknown. Nothing runs after it (I2).
+func TestUnknownFirstDeltaIsNotForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMoody()
+		j := open(t, s)
+		_, err := j.Begin(t.Context(), claim("r", "k", "b"))
+		must(t, err)
+		must(t, j.Commit(t.Context(), Event{Request: "r", Kind: Dispatched, Attempt: 1}))
+		s.be(errFull, true)
+		if err := j.FirstDelta(t.Context(), Event{Request: "r", Attempt: 1}, true); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("first delta: %v", err)
+		}
+		s.be(nil, false)
+		if err := j.Commit(t.Context(), Event{Request: "r", Kind: Dispatched, Attempt: 2}); !errors.Is(err, ErrLost) {
+			t.Errorf("dispatch: %v", err)
+		}
+		must(t, j.Finish(Event{Request: "r", Outcome: inference.Failed}, true, nil))
+		if d, err := j.Begin(t.Context(), claim("r2", "k", "b")); err != nil || d.State != KeyInterrupted {
+			t.Errorf("repeat: %s %v", d.State, err)
+		}
+		shut(t, j)
+	})
+}
+
+// TestNobodyWaitsBehindAFullBatch: while the store fails and the batch that it
+// refuses has no room left, commits are refused and not left to wait.
+func TestNobodyWaitsBehindAFullBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMoody()
+		j := open(t, s, func(c *Config) { c.Queue = 16 })
+		s.be(errFull, false)
+		for range 20 {
+			_ = j.Append(Event{Request: "r", Kind: Queued}) // the last are one too many
+			time.Sleep(retryPause * 2)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := j.Commit(ctx, Event{Request: "r", Kind: Queued}); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("commit: %v", err)
+		}
+		s.be(nil, false)
+		shut(t, j)
+	})
+}
+
+func TestKeysAreDurable(t *testing.T) {
+	s := newMoody()
+	j := open(t, s, func(c *Config) { c.Durability = Relaxed })
+	before := s.durable
+	_, err := j.Begin(t.Context(), claim("r", "k", "b"))
+	must(t, err)
+	shut(t, j)
+	if s.durable != before+1 {
+		t.Errorf("%d durable updates for one key", s.durable-before)
+	}
+}
+
+// TestManyRecordsOfAPredecessor: more than one step of closing.
+func TestManyRecordsOfAPredecessor(t *testing.T) {
+	s := NewMemory(0)
+	j := open(t, s)
+	for i := range 2*orphansPerStep + 9 {
+		must(t, j.Receive(t.Context(), Event{Request: inference.RequestID(fmt.Sprint("r", i)), Arrival: &Arrival{}}))
+	}
+	shut(t, j)
+	next := open(t, s)
+	defer shut(t, next)
+	if page, err := next.List(t.Context(), Filter{Unfinished: true}); err != nil || len(page.Records) != 0 {
+		t.Errorf("%d are left: %v", len(page.Records), err)
+	}
+}
+
+// TestKeyedOutcomeFindsRoom in a full queue: its key must not stay in flight.
+func TestKeyedOutcomeFindsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMoody()
+		j := open(t, s, func(c *Config) { c.Queue = 8 })
+		_, err := j.Begin(t.Context(), claim("r", "k", "b"))
+		must(t, err)
+		s.be(errFull, false)
+		for j.Finish(Event{Request: "x", Outcome: inference.Completed}, false, nil) == nil {
+		}
+		must(t, j.Finish(Event{Request: "r", Outcome: inference.Completed}, true, &Answer{Status: 200, Body: []byte("b")}))
+		s.be(nil, false)
+		time.Sleep(time.Second)
+		if d, err := j.Begin(t.Context(), claim("r2", "k", "b")); err != nil || d.State != KeyReplay {
+			t.Errorf("repeat: %s %v", d.State, err)
+		}
+		shut(t, j)
+	})
 }

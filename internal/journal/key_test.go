@@ -119,7 +119,7 @@ func TestReplayIsTheSameBytes(t *testing.T) {
 			_, _ = tape.Write(part)
 		}
 		must(t, j.FirstDelta(t.Context(), Event{Request: "r", Attempt: 1}, true))
-		must(t, j.Finish(Event{Request: "r", Outcome: inference.Completed}, tape.Answer(200, http.Header{
+		must(t, j.Finish(Event{Request: "r", Outcome: inference.Completed}, true, tape.Answer(200, http.Header{
 			"Content-Type": {"text/event-stream"}, "Set-Cookie": {"secret"}, "Authorization": {"secret"}})))
 		for range 2 {
 			d, err = j.Begin(t.Context(), claim("r2", "k", "b"))
@@ -145,7 +145,7 @@ func TestAnswerThatIsTooLargeIsNotStored(t *testing.T) {
 	tape := &Tape{Max: j.AnswerMax()}
 	_, _ = tape.Write(make([]byte, 60))
 	_, _ = tape.Write(make([]byte, 60))
-	must(t, j.Finish(Event{Request: "r", Outcome: inference.Completed}, tape.Answer(200, nil)))
+	must(t, j.Finish(Event{Request: "r", Outcome: inference.Completed}, true, tape.Answer(200, nil)))
 	d, err := j.Begin(t.Context(), claim("r2", "k", "b"))
 	if err != nil || d.State != KeyUnstored || d.Error().Code != inference.KeyUnavailable {
 		t.Errorf("%s %v", d.State, err)
@@ -158,7 +158,7 @@ func TestRejectedKeyIsFree(t *testing.T) {
 	defer shut(t, j)
 	_, err := j.Begin(t.Context(), claim("r", "k", "b"))
 	must(t, err)
-	must(t, j.Finish(Event{Request: "r", Outcome: inference.Rejected, Code: inference.QueueFull}, nil))
+	must(t, j.Finish(Event{Request: "r", Outcome: inference.Rejected, Code: inference.QueueFull}, true, nil))
 	d, err := j.Begin(t.Context(), claim("r2", "k", "other"))
 	if err != nil || d.State != KeyNew || d.Record.RequestID != "r2" {
 		t.Errorf("%s %v", d.State, err)
@@ -174,7 +174,7 @@ func TestReopenedRequestKeepsItsHistory(t *testing.T) {
 	for n := 1; n <= 2; n++ {
 		must(t, j.Append(Event{Request: "r", Kind: Dispatched, Attempt: n}))
 		must(t, j.Append(Event{Request: "r", Kind: Fenced, Attempt: n, Verdict: inference.Closed, Proof: inference.ProofTransport}))
-		must(t, j.Finish(Event{Request: "r", Outcome: inference.Failed, Code: inference.UpstreamFailed}, nil))
+		must(t, j.Finish(Event{Request: "r", Outcome: inference.Failed, Code: inference.UpstreamFailed}, true, nil))
 		d, err := j.Begin(t.Context(), claim("r2", "k", "b"))
 		must(t, err)
 		switch {

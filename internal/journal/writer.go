@@ -19,6 +19,9 @@ type writer struct {
 	spare []entry
 	sweep time.Time // when to sweep next
 	tries int       // that failed in a row
+
+	failedAt  time.Time // the last of them
+	lastTries int       // since the journal was closed
 }
 
 // write runs until the journal is closed and empty.
@@ -37,22 +40,20 @@ func (j *Journal) write() {
 func (w *writer) await() bool {
 	for {
 		w.mu.Lock()
-		queued, urgent, closed, since := len(w.queue), w.urgent, w.closed, w.since
+		queued, urgent, closed, since := len(w.queue)+len(w.left), w.urgent || len(w.left) > 0, w.closed, w.since
 		w.mu.Unlock()
+		if closed && queued == 0 {
+			return false
+		}
+		if w.tries > 0 && queued > 0 {
+			return w.again(closed)
+		}
 		pause := time.Until(w.sweep)
 		switch {
+		case urgent || closed:
+			return true
 		case w.tries > 0:
-			if closed && w.tries >= closeTries {
-				w.giveUp()
-				return false
-			}
-			pause = retryPause
-		case len(w.left) > 0:
-			return true
-		case urgent || closed && queued > 0:
-			return true
-		case closed:
-			return false
+			pause = sweepEvery
 		case queued > 0:
 			pause = min(pause, gatherTime-time.Since(since))
 		}
@@ -60,19 +61,28 @@ func (w *writer) await() bool {
 			return true
 		}
 		timer := time.NewTimer(pause)
-		if w.tries > 0 {
-			// Nothing hurries a store that fails. Those who wait are told so
-			// after each try.
-			<-timer.C
-			return true
-		}
 		select {
 		case <-timer.C:
-			return true
 		case <-w.wake:
 			timer.Stop()
 		}
 	}
+}
+
+// again waits before a store that failed is tried again. Nothing hurries it:
+// those who wait are told after each try.
+func (w *writer) again(closed bool) bool {
+	if closed {
+		if w.lastTries++; w.lastTries > closeTries {
+			w.giveUp()
+			return false
+		}
+	}
+	if pause := retryPause - time.Since(w.failedAt); pause > 0 {
+		timer := time.NewTimer(pause)
+		<-timer.C
+	}
+	return true
 }
 
 // take moves the queue into a batch behind what an earlier batch left.
@@ -195,6 +205,7 @@ func (w *writer) abandon(id inference.RequestID) {
 // failed keeps what nobody waits for, to try again, and tells the others.
 func (w *writer) failed(batch []entry, g *group, err error) {
 	w.tries++
+	w.failedAt = time.Now()
 	again := errors.Is(err, ErrUnavailable)
 	if !again {
 		err = fmt.Errorf("%w: %w", ErrUnavailable, err)

@@ -138,7 +138,7 @@ func keyed(t testing.TB, j *journal.Journal, i int) []time.Duration {
 			err = j.FirstDelta(ctx, e, true)
 			waits = append(waits, time.Since(began))
 		case journal.Finished:
-			err = j.Finish(e, &journal.Answer{Status: 200, Body: []byte("data: hello\n\ndata: [DONE]\n\n")})
+			err = j.Finish(e, true, &journal.Answer{Status: 200, Body: []byte("data: hello\n\ndata: [DONE]\n\n")})
 		default:
 			err = j.Append(e)
 		}

@@ -172,3 +172,32 @@ func outage(t *testing.T, path string, fail, mend func()) {
 	}
 	must(t, j.Close())
 }
+
+// TestAfterAnIOErrorTheLogBeginsAnew, before anything is committed to it.
+func TestAfterAnIOErrorTheLogBeginsAnew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "j.db")
+	s, err := Open(t.Context(), path)
+	must(t, err)
+	defer s.Close()
+	save := func(n int) error {
+		return s.Update(t.Context(), true, func(tx journal.Tx) error {
+			_, err := tx.Save(&journal.Record{RequestID: id(n)}, journal.Was{})
+			return err
+		})
+	}
+	must(t, save(1))
+	size := func() int64 {
+		info, err := os.Stat(path + "-wal")
+		must(t, err)
+		return info.Size()
+	}
+	before := size()
+	s.suspect = true
+	must(t, save(2))
+	if s.suspect || size() >= before {
+		t.Errorf("suspect %v, log of %d bytes after %d", s.suspect, size(), before)
+	}
+	if _, err := s.Get(t.Context(), id(1)); err != nil {
+		t.Error(err)
+	}
+}

@@ -76,7 +76,7 @@ func serve(ctx context.Context, j *journal.Journal, c, i int, durability journal
 		check(j.Append(journal.Event{Request: id, Kind: journal.Fencing, Attempt: n, Verdict: inference.Closed}))
 		check(j.Append(journal.Event{Request: id, Kind: journal.Fenced, Attempt: n, Proof: inference.ProofTransport}))
 		if keyed && i%10 == 0 {
-			check(j.Finish(journal.Event{Request: id, Outcome: inference.Failed, Code: inference.UpstreamFailed}, nil))
+			check(j.Finish(journal.Event{Request: id, Outcome: inference.Failed, Code: inference.UpstreamFailed}, keyed, nil))
 			d, err := j.Begin(ctx, journal.Claim{Request: id + "x", Key: name, Digest: journal.Digest([]byte(name)), Arrival: arrival})
 			check(err)
 			if d.State != journal.KeyReopened || d.Record.RequestID != id {
@@ -89,7 +89,7 @@ func serve(ctx context.Context, j *journal.Journal, c, i int, durability journal
 	check(j.FirstDelta(ctx, journal.Event{Request: id, Attempt: n}, keyed))
 	say("delta %s", name)
 	check(j.Append(journal.Event{Request: id, Kind: journal.Ended, Attempt: n, Verdict: inference.Finished}))
-	if err := j.Finish(journal.Event{Request: id, Outcome: inference.Completed}, &journal.Answer{Status: 200, Body: []byte(name)}); err != nil && !errors.Is(err, journal.ErrUnavailable) {
+	if err := j.Finish(journal.Event{Request: id, Outcome: inference.Completed}, keyed, &journal.Answer{Status: 200, Body: []byte(name)}); err != nil && !errors.Is(err, journal.ErrUnavailable) {
 		check(err)
 	}
 	if i%4 == 0 {
