@@ -27,7 +27,7 @@ test: ## install what the tests need and run all of them
 	done
 
 test-long: ## test with longer fuzzing, repeated race runs and slow parts
-	@$(MAKE) test FUZZTIME=60s SHORT= COUNT=5
+	@HEADGATE_LONG=1 $(MAKE) test FUZZTIME=60s SHORT= COUNT=5
 
 tools:
 	@. test/deps/lib.sh; apt_need curl=curl git=git g++=g++

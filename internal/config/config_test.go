@@ -175,7 +175,7 @@ pools:
     credential: {bearer_file: token}
     model_revision: r1
     max_body: 1MiB
-    collect_max: 0
+    collect_max: 1MiB
     timeouts: {connect: 0s, idle: 1.5s}
     on_upstream_failure:
       before_first_delta: {max_attempts: 1}
@@ -206,7 +206,7 @@ pools:
 	qwen.Health.Interval, qwen.Health.Path, qwen.Health.Generate, qwen.Health.PanicThreshold = config.Duration(time.Second), "/ping", true, 0
 	qwen.Credential.BearerFile = "token"
 	qwen.ModelRevision = "r1"
-	qwen.CollectMax = 0
+	qwen.CollectMax = 1 << 20
 	qwen.Timeouts.Connect = 0
 	qwen.Timeouts.Idle = config.Duration(1500 * time.Millisecond)
 	next := qwen

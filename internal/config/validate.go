@@ -256,6 +256,9 @@ func (k *checker) pool(c *Config, name string) {
 	if p.CollectMax < 0 || p.CollectMax > bodyMax {
 		k.problem(path+".collect_max", "%s is not between 0 and %s", p.CollectMax, Size(bodyMax))
 	}
+	if p.ExecutesTools && p.CollectMax < toolsCollectMin {
+		k.problem(path+".collect_max", "%s is below %s with executes_tools: there an answer is never begun before it is whole, because clients send again what was cut", p.CollectMax, toolsCollectMin)
+	}
 	k.timeouts(path+".timeouts", p.Timeouts)
 	k.failover(path+".failover", p)
 }
@@ -534,6 +537,10 @@ func (k *checker) failover(path string, p Pool) {
 		k.problem(path+".allow_transport_fence", "must be false with executes_tools: %s", ruleActionsOnce)
 	}
 }
+
+// toolsCollectMin is the least that a pool must hold back whose engines run
+// tools: a larger answer fails there.
+const toolsCollectMin Size = 64 << 10
 
 func (k *checker) budget(path string, f Failover) {
 	if r := float64(f.RetryBudget.Ratio); !(r >= 0 && r <= 1) {

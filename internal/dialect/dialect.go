@@ -18,6 +18,10 @@
 package dialect
 
 import (
+	"mime"
+	"strconv"
+	"strings"
+
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect/sse"
 )
@@ -70,7 +74,8 @@ type Request struct {
 	Choices        int    // answers expected: n times Prompts, at least 1
 	Prompts        int    // prompts in the body, at least 1
 	Tools          bool   // tools or functions is there and not empty
-	ResponseFormat string // response_format.type
+	ResponseFormat string // response_format.type, or what has its place
+	Opaque         bool   // the answer was asked for as something else than JSON: sound, text, raw numbers
 
 	IncludeUsage      bool // stream_options.include_usage is true
 	IncludeUsageSpan  Span // the value of that key, where it is written
@@ -139,7 +144,7 @@ type Event struct {
 	Bytes []byte
 
 	Output  bool     // carries output; unknown events count
-	Finish  bool     // carries a finish_reason
+	Finish  bool     // says that an answer, or a choice of it, is finished
 	Done    bool     // is the end marker
 	Tokens  int      // output tokens that it carries, as counted
 	Failure *Failure // is an error event: never output, whatever else it carries
@@ -174,8 +179,8 @@ type Stream interface {
 	// more events. It returns a last event that lacks its blank line, with that
 	// line added, if its payload is whole. Anything less is not the client's.
 	CloseInput() (Event, bool)
-	// Complete reports whether every choice has its finish_reason and no error
-	// event was seen.
+	// Complete reports whether the whole answer was seen, be it without its end
+	// marker, and no error event.
 	Complete() bool
 	// Done reports whether the end marker was seen.
 	Done() bool
@@ -191,7 +196,8 @@ type Answer struct {
 	Usage    inference.Usage
 	HasUsage bool
 	Edits    []Edit
-	Choices  int
+	Choices  int  // answers in it; none is no answer
+	Opaque   bool // nothing in the body shows that it is whole: its framing must
 }
 
 // An ErrorDetail is what an error says about the request that it ends.
@@ -199,30 +205,64 @@ type ErrorDetail struct {
 	RequestID inference.RequestID
 	Partial   bool // part of an answer was delivered
 	Tokens    int  // output tokens delivered
+	Events    int  // events delivered
 	Retryable bool // always what x-should-retry says
 }
 
 // A Dialect is one client wire format. It has no state.
 type Dialect interface {
-	// Inspect reads a request body. Its error is an *inference.Error:
-	// invalid_json, missing_model or invalid_request.
-	Inspect(body []byte) (*Request, error)
+	// CheckType refuses a Content-Type, "" if there is none, whose bodies can't
+	// be inspected. Its error is an *inference.Error: unsupported_media_type.
+	CheckType(contentType string) error
+	// Inspect reads a request body of a type that CheckType let pass. Its error
+	// is an *inference.Error: invalid_json, missing_model or invalid_request.
+	Inspect(contentType string, body []byte) (*Request, error)
 	// RequestEdits returns the edits, in order, that send the request to a model
 	// of another name (model, unless "" or the same) and that ask a streamed
 	// answer for its usage (usage). body is the one that r was read from.
 	RequestEdits(r *Request, body []byte, model string, usage bool) []Edit
-	// NewStream starts to judge a streamed answer to r.
+	// NewStream starts to judge a streamed answer to r. It is nil where requests
+	// never set Stream.
 	NewStream(r *Request, o StreamOptions) Stream
 	// Answer reads a whole answer to r. model, unless "", is the name to restore
 	// in it. The error says why the body is not an answer at all.
 	Answer(r *Request, body []byte, model string) (*Answer, error)
 	// AnswerHead returns the edits that Answer would make as far as a cut-off
 	// body shows them, for an answer that is too large to be collected whole.
-	AnswerHead(body []byte, model string) []Edit
-	// EndMarker is the event that ends a complete stream.
+	AnswerHead(r *Request, body []byte, model string) []Edit
+	// EndMarker is the event that ends a complete stream, nil where no stream
+	// that lacks it is complete.
 	EndMarker() []byte
 	// ErrorEvent is e as the last event of a stream.
 	ErrorEvent(e *inference.Error, d ErrorDetail) []byte
 	// ErrorBody is e as the body of an HTTP error.
 	ErrorBody(e *inference.Error, d ErrorDetail) []byte
+}
+
+// CheckJSON is CheckType for bodies that are JSON.
+func CheckJSON(contentType string) error {
+	if contentType == "" {
+		return nil
+	}
+	media, _, err := mime.ParseMediaType(contentType)
+	if err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
+		return wrongType("application/json", contentType)
+	}
+	return nil
+}
+
+// CheckForm is CheckType for bodies that are multipart/form-data (RFC 7578).
+func CheckForm(contentType string) error {
+	media, params, err := mime.ParseMediaType(contentType)
+	if err != nil || media != "multipart/form-data" || params["boundary"] == "" {
+		return wrongType("multipart/form-data with a boundary", contentType)
+	}
+	return nil
+}
+
+func wrongType(want, got string) error {
+	if len(got) > 64 {
+		got = strings.ToValidUTF8(got[:64], "") + "…"
+	}
+	return inference.Errorf(inference.UnsupportedMediaType, "the body must be %s, not %s", want, strconv.Quote(got))
 }

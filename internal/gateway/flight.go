@@ -315,7 +315,7 @@ func (f *flight) last(write func(sent attempt.Counters)) {
 
 func (f *flight) writeErrorEvent(err *inference.Error, sent attempt.Counters) {
 	_, _ = f.ex.Write(f.d.ErrorEvent(err, dialect.ErrorDetail{
-		RequestID: f.id, Partial: true, Tokens: sent.Tokens, Retryable: err.Code.Info().Retryable,
+		RequestID: f.id, Partial: true, Tokens: sent.Tokens, Events: sent.Events, Retryable: err.Code.Info().Retryable,
 	}))
 }
 

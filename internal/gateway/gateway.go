@@ -28,6 +28,7 @@ import (
 	"github.com/headgate/headgate/internal/auth"
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/dialect/anthropic"
 	"github.com/headgate/headgate/internal/dialect/openai"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/route"
@@ -45,8 +46,27 @@ const (
 
 // dialects are the inference paths that are served, by path.
 var dialects = map[string]dialect.Dialect{
-	chatPath:          openai.Chat,
-	"/v1/completions": openai.Completions,
+	chatPath:                    openai.Chat,
+	"/v1/completions":           openai.Completions,
+	"/v1/responses":             openai.Responses,
+	"/v1/embeddings":            openai.Embeddings,
+	"/v1/rerank":                openai.Rerank,
+	"/v1/score":                 openai.Score,
+	"/v1/audio/speech":          openai.Speech,
+	"/v1/audio/transcriptions":  openai.Transcriptions,
+	"/v1/audio/translations":    openai.Transcriptions,
+	"/tokenize":                 openai.Tokenize,
+	"/detokenize":               openai.Detokenize,
+	"/v1/messages":              anthropic.Messages,
+	"/v1/messages/count_tokens": anthropic.CountTokens,
+}
+
+// dialectAt is the dialect in which to speak at a path, served or not.
+func dialectAt(path string) dialect.Dialect {
+	if d := dialects[path]; d != nil {
+		return d
+	}
+	return openai.Chat
 }
 
 // Config is what a Gateway is made from. Only Config is required.
@@ -254,7 +274,7 @@ func (g *Gateway) Serve(ex Exchange) {
 		return
 	}
 	if !g.begin() {
-		g.refuse(ex, id, openai.Chat, inference.Errorf(inference.ShuttingDown, "the gateway is shutting down"))
+		g.refuse(ex, id, dialectAt(head.Path), inference.Errorf(inference.ShuttingDown, "the gateway is shutting down"))
 		return
 	}
 	defer g.running.Done()
@@ -262,7 +282,7 @@ func (g *Gateway) Serve(ex Exchange) {
 	d, err := g.dialectOf(head)
 	switch {
 	case err != nil:
-		g.refuse(ex, id, openai.Chat, err)
+		g.refuse(ex, id, dialectAt(head.Path), err)
 	case d != nil:
 		g.serveInference(ex, id, d)
 	case strings.HasPrefix(head.Path, requestsPath):

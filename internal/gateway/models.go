@@ -32,9 +32,9 @@ const (
 	chatPath   = "/v1/chat/completions"
 )
 
-// serveModels answers the model list and its single entries: the names that
-// routes give, and what engines list, as far as a request for it would be routed
-// to them.
+// serveModels answers the model list and its single entries: what engines list,
+// as far as a request for it would be routed to them, and the names that routes
+// give.
 func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 	head := ex.Head()
 	who, err := g.state.Load().keys.Authenticate(head.Header)
@@ -46,7 +46,11 @@ func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 	if name, single := strings.CutPrefix(head.Path, modelsPath+"/"); single {
 		i := slices.IndexFunc(list, func(m model) bool { return m.name == name })
 		if i < 0 {
-			g.refuse(ex, id, openai.Chat, inference.Errorf(inference.ModelNotFound, "no such model"))
+			_, err := g.state.Load().whereTo(head, name)
+			if err == nil || err.Code != inference.ModelNotFound {
+				err = inference.Errorf(inference.ModelNotFound, "no such model")
+			}
+			g.refuse(ex, id, openai.Chat, err)
 			return
 		}
 		writeJSON(ex, id, list[i].entry)
@@ -68,26 +72,86 @@ type model struct {
 	entry json.RawMessage
 }
 
-// models merges what every engine lists, in the order of the names, each once.
-func (g *Gateway) models(ctx context.Context, head *Head) []model {
-	ctx, cancel := context.WithTimeout(ctx, modelsTime)
-	defer cancel()
-	state := g.state.Load()
-	found := map[string]model{}
-	for _, name := range state.routes.Models() {
-		entry, _ := json.Marshal(map[string]any{"id": name, "object": "model", "created": 0, "owned_by": "headgate"})
-		found[name] = model{name, entry}
+// whereTo finds where a request for the model would go, at whichever inference
+// path takes it: a route may be for embeddings alone.
+func (s *state) whereTo(head *Head, name string) (route.Result, *inference.Error) {
+	var last *inference.Error
+	for _, path := range slices.Sorted(maps.Keys(dialects)) {
+		found, err := s.routes.Match(route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name}, func(int) int { return 0 })
+		if err == nil {
+			return found, nil
+		}
+		if last == nil || err.Code == inference.ModelNotFound {
+			last = err // it may name models that are near
+		}
 	}
-	for _, p := range state.pools {
-		for _, m := range p.models(ctx, p.authorization) {
-			if state.routes.Leads(route.Query{Host: head.Host, Path: chatPath, Header: head.Header, Model: m.name}, p.name) {
+	return route.Result{}, last
+}
+
+// leads reports whether a request for the model may go to the pool, at some path.
+func (s *state) leads(head *Head, name, pool string) bool {
+	for path := range dialects {
+		if s.routes.Leads(route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name}, pool) {
+			return true
+		}
+	}
+	return false
+}
+
+// models merges what the pools list with the names of routes, in the order of
+// the names, each once.
+func (g *Gateway) models(ctx context.Context, head *Head) []model {
+	state, lists := g.state.Load(), g.listed(ctx)
+	found := map[string]model{}
+	for _, pool := range slices.Sorted(maps.Keys(lists)) {
+		for _, m := range lists[pool] {
+			to, err := state.whereTo(head, m.name)
+			// What a route renames is listed below, by what it stands for.
+			if err == nil && to.Model == m.name && state.leads(head, m.name, pool) {
 				found[m.name] = m
 			}
+		}
+	}
+	for _, name := range state.routes.Models() {
+		to, err := state.whereTo(head, name)
+		if err != nil {
+			continue // of another host, say
+		}
+		if _, ok := found[name]; !ok {
+			found[name] = alias(name, to.Model, lists[to.Pool])
 		}
 	}
 	list := slices.Collect(maps.Values(found))
 	slices.SortFunc(list, func(a, b model) int { return strings.Compare(a.name, b.name) })
 	return list
+}
+
+// alias is the entry of a route's name: the one of the model that it stands for
+// under that name, or a plain one where the engine does not list that model.
+func alias(name, target string, list []model) model {
+	for _, m := range list {
+		if m.name != target {
+			continue
+		}
+		id := gjson.GetBytes(m.entry, "id")
+		quoted, _ := json.Marshal(name)
+		entry := slices.Concat(m.entry[:id.Index], quoted, m.entry[id.Index+len(id.Raw):])
+		return model{name, entry}
+	}
+	entry, _ := json.Marshal(map[string]any{"id": name, "object": "model", "created": 0, "owned_by": "headgate"})
+	return model{name, entry}
+}
+
+// listed asks the engines of each pool.
+func (g *Gateway) listed(ctx context.Context) map[string][]model {
+	ctx, cancel := context.WithTimeout(ctx, modelsTime)
+	defer cancel()
+	state := g.state.Load()
+	lists := make(map[string][]model, len(state.pools))
+	for name, p := range state.pools {
+		lists[name] = p.models(ctx, p.authorization)
+	}
+	return lists
 }
 
 // models asks the engines for their models and notes who serves what.

@@ -89,6 +89,14 @@ func journalError(err error) *inference.Error {
 	return &inference.Error{Code: inference.JournalUnavailable, Message: "the journal can't be written, and this request needs it", Err: err}
 }
 
+// clip shortens a client's words, at a character's border.
+func clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}
+
 // replay sends a stored answer again, byte for byte.
 func (g *Gateway) replay(ex Exchange, d journal.Decision) {
 	h := d.Answer.Header.Clone()

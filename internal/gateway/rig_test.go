@@ -39,8 +39,16 @@ type rig struct {
 // are lines of the pool's YAML; edit changes an engine's configuration.
 func newRig(t *testing.T, engines int, settings string, edit ...func(i int, c *simengine.Config)) *rig {
 	t.Helper()
-	r := &rig{t: t, records: &records{ended: make(chan struct{}, 1024)}}
-	var urls []string
+	r, urls := newEngines(t, engines, edit...)
+	r.start(urls, settings)
+	return r
+}
+
+// newEngines starts engines alone; start or startYAML puts the gateway before
+// them.
+func newEngines(t *testing.T, engines int, edit ...func(i int, c *simengine.Config)) (r *rig, urls []string) {
+	t.Helper()
+	r = &rig{t: t, records: &records{ended: make(chan struct{}, 1024)}}
 	for i := range engines {
 		c := simengine.Config{Name: string(rune('A' + i))}
 		for _, f := range edit {
@@ -54,8 +62,7 @@ func newRig(t *testing.T, engines int, settings string, edit ...func(i int, c *s
 		r.engines = append(r.engines, e)
 		urls = append(urls, e.URL())
 	}
-	r.start(urls, settings)
-	return r
+	return r, urls
 }
 
 func (r *rig) start(urls []string, settings string) {
@@ -192,9 +199,13 @@ func (r *rig) totalReceived() int {
 	return n
 }
 
-// idle fails the test if anything is still counted as in flight.
+// idle ends the gateway and fails the test if anything is still counted as in
+// flight.
 func (r *rig) idle() {
 	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	r.gateway.Drain(ctx)
 	for _, pool := range r.gateway.Status() {
 		for _, s := range pool.Endpoints {
 			if s.InFlight != 0 {

@@ -417,14 +417,16 @@ func (f *flight) collect() attempt.Event {
 		// SDKs send a request again whose body was cut, and its tools may have
 		// run; so such an answer is never begun.
 		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the answer is larger than collect_max"}
+	case over && !f.req.Opaque && !beginsObject(t.collected):
+		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the answer is not JSON"}
 	case over:
-		segments, _ := dialect.Apply(t.collected, f.d.AnswerHead(t.collected, f.restore))
+		segments, _ := dialect.Apply(t.collected, f.d.AnswerHead(f.req, t.collected, f.restore))
 		t.mode, t.held = raw, bytes.Join(segments, nil)
 		return attempt.FirstOutput{N: t.n}
 	}
 	found, err := f.d.Answer(f.req, t.collected, f.restore)
 	switch {
-	case err != nil && t.res.CloseDelimited:
+	case t.res.CloseDelimited && (err != nil || found.Opaque):
 		return attempt.Evidence{N: t.n, Kind: attempt.PeerClosed}
 	case err != nil:
 		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the answer is not JSON"}
@@ -441,6 +443,12 @@ func (f *flight) collect() attempt.Event {
 	t.heldTokens = max(found.Usage.Completion, 0)
 	t.usage, t.hasUsage = found.Usage, found.HasUsage
 	return attempt.Answered{N: t.n}
+}
+
+// beginsObject reports whether the bytes may be the begin of a JSON object.
+func beginsObject(b []byte) bool {
+	b = bytes.TrimLeft(b, " \t\r\n")
+	return len(b) == 0 || b[0] == '{'
 }
 
 // readWhole reads the body to its end, or reports that it passed its bound.

@@ -208,6 +208,10 @@ func (a *answer) errorEvent(f Fault) error {
 			data = strings.TrimSuffix(data, "}") + `,"choices":[{"index":0,"delta":{},"finish_reason":"error"}]}`
 		}
 	}
+	if a.req.URL.Path == apiMessages {
+		prefix = "event: error\n"
+		data = strings.Replace(data, "{", `{"type":"error",`, 1)
+	}
 	if !a.headOut { // an answer that is not streamed
 		a.record(Entry{Event: EventRefused, N: number, Detail: f.String()})
 		h := head{status: number}

@@ -24,6 +24,7 @@ const (
 
 // ask is what a request body asks for.
 type ask struct {
+	api       string // the path
 	chat      bool
 	stream    bool
 	wantUsage bool
@@ -42,7 +43,10 @@ func (x *exchange) route() error {
 	path, method := x.req.URL.Path, x.req.Method
 	switch {
 	case inference(path) && method == http.MethodPost:
-		return x.generate(path == "/v1/chat/completions")
+		if slices.Contains(valuePaths, path) {
+			return x.value(path)
+		}
+		return x.generate(path != "/v1/completions")
 	case inference(path):
 		return x.refuse(http.StatusMethodNotAllowed, "MethodNotAllowed", "only POST")
 	case method != http.MethodGet && method != http.MethodHead:
@@ -130,7 +134,7 @@ func (x *exchange) parse(chat bool) (*ask, error) {
 		return nil, fmt.Errorf("the body is not a JSON object")
 	}
 	q := &ask{
-		chat: chat, model: body.Get("model").String(), max: cfg.Tokens, n: 1, reason: "stop",
+		api: x.req.URL.Path, chat: chat, model: body.Get("model").String(), max: cfg.Tokens, n: 1, reason: "stop",
 		stream:    body.Get("stream").Bool(),
 		wantUsage: body.Get("stream_options.include_usage").Bool(),
 	}
@@ -142,7 +146,7 @@ func (x *exchange) parse(chat bool) (*ask, error) {
 	case !slices.Contains(cfg.Models, q.model):
 		return nil, unknownModel(q.model)
 	}
-	for _, name := range []string{"max_tokens", "max_completion_tokens"} {
+	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
 		if v := body.Get(name); v.Type == gjson.Number {
 			q.max, q.reason = int(v.Int()), "length"
 		}
@@ -159,7 +163,18 @@ func (x *exchange) parse(chat bool) (*ask, error) {
 	fresh := func() *prompt {
 		return newPrompt(x.l.model.Params().BlockTokens, q.adapter+"\x00"+body.Get("cache_salt").String())
 	}
-	if chat {
+	switch {
+	case q.api == apiResponses && !body.Get("input").Exists():
+		return nil, fmt.Errorf("input is missing")
+	case q.api == apiResponses:
+		p := fresh()
+		said := typedPrompt(p, q.api, body)
+		q.prompts, q.n = []*prompt{p}, 1
+		if body.Get("tools").IsArray() {
+			q.tool = wordAfter(said, "call:")
+		}
+		q.executes = wordAfter(said, "exec:")
+	case chat:
 		if !body.Get("messages").IsArray() {
 			return nil, fmt.Errorf("messages must be a list")
 		}
@@ -167,14 +182,20 @@ func (x *exchange) parse(chat bool) (*ask, error) {
 			return nil, fmt.Errorf("messages is empty")
 		}
 		p := fresh()
-		chatPrompt(p, body)
+		var said string
+		if q.typed() {
+			said = typedPrompt(p, q.api, body)
+			q.n = 1
+		} else {
+			chatPrompt(p, body)
+			said = lastUserText(body)
+		}
 		q.prompts = []*prompt{p}
-		said := lastUserText(body)
 		if body.Get("tools").IsArray() {
 			q.tool = wordAfter(said, "call:")
 		}
 		q.executes = wordAfter(said, "exec:")
-	} else {
+	default:
 		q.prompts = textPrompts(fresh, body.Get("prompt"))
 		if len(q.prompts) == 0 || len(q.prompts)*q.n > choicesMax {
 			return nil, fmt.Errorf("between 1 and %d choices in all", choicesMax)

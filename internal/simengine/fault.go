@@ -387,7 +387,8 @@ func (f Fault) applies(t target) bool {
 }
 
 func inference(path string) bool {
-	return path == "/v1/chat/completions" || path == "/v1/completions"
+	return path == "/v1/chat/completions" || path == "/v1/completions" || path == apiResponses || path == apiMessages ||
+		slices.Contains(valuePaths, path)
 }
 
 func (f Fault) atConnection() bool { return f.Point.Name == "accept" || f.Point.Name == "listen" }

@@ -55,7 +55,12 @@ func (g *generation) struck(kind string) {
 
 // preamble is one role-only chunk per choice.
 func (g *generation) preamble() error {
-	if g.ask.chat {
+	switch {
+	case g.ask.typed():
+		if err := g.typedPreamble(); err != nil {
+			return err
+		}
+	case g.ask.chat:
 		for c := range g.sent {
 			if err := g.event(g.chunk(g.choice(c, `{"role":"assistant","content":""}`, "null", "null"), g.usageEach())); err != nil {
 				return err
@@ -75,13 +80,18 @@ func (g *generation) tokenEvent(choice int) error {
 		finish = quote(g.reason())
 		g.stopped[choice] = true
 	}
-	body := g.chunk(g.tokenChoice(choice, finish), g.usageEach())
-	for _, f := range g.script.at(Point{Name: "token", K: g.order}) {
-		if f.Kind == "bigline" {
-			body = pad(body, f.number(0, 65537)-len(g.prefix()))
+	var frame string
+	if g.ask.typed() {
+		frame = g.typedToken()
+	} else {
+		body := g.chunk(g.tokenChoice(choice, finish), g.usageEach())
+		for _, f := range g.script.at(Point{Name: "token", K: g.order}) {
+			if f.Kind == "bigline" {
+				body = pad(body, f.number(0, 65537)-len(g.prefix()))
+			}
 		}
+		frame = g.frameEvent(body)
 	}
-	frame := g.frameEvent(body)
 	cuts := g.script.cuts(g.order, strings.Index(frame, "·")+1, len(frame))
 	var err error
 	if len(cuts) > 0 {
@@ -201,7 +211,7 @@ func (g *generation) ending() error {
 	if err := g.reach(Point{Name: "finish"}); err != nil {
 		return err
 	}
-	if usage, choices := g.usageChunk(); usage != "" {
+	if usage, choices := g.usageChunk(); usage != "" && !g.ask.typed() {
 		if err := g.event(g.chunk(choices, usage)); err != nil {
 			return err
 		}
@@ -226,7 +236,12 @@ func (g *generation) ending() error {
 }
 
 func (g *generation) done() error {
-	marker := g.frameEvent("[DONE]")
+	var marker string
+	if g.ask.typed() {
+		marker = g.typedEnd()
+	} else {
+		marker = g.frameEvent("[DONE]")
+	}
 	if g.script.word("sse", "") == "noeol" {
 		marker = strings.TrimRight(marker, "\n")
 	}
@@ -244,6 +259,9 @@ func (g *generation) reason() string {
 }
 
 func (g *generation) finishReasons() error {
+	if g.ask.typed() {
+		return g.typedFinish()
+	}
 	for c, stopped := range g.stopped {
 		if stopped {
 			continue
@@ -429,6 +447,9 @@ func (g *generation) plainBody(body []byte) error {
 
 // body is the JSON of a whole answer.
 func (g *generation) body() string {
+	if g.ask.typed() {
+		return g.typedBody()
+	}
 	object := "text_completion"
 	if g.ask.chat {
 		object = "chat.completion"

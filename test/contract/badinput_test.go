@@ -140,7 +140,7 @@ func TestWrongMethodIs405(t *testing.T) {
 	g, e := twoModels(t)
 	for _, c := range []struct{ method, path string }{
 		{"GET", chat}, {"PUT", chat}, {"DELETE", chat}, {"PATCH", "/v1/completions"},
-		{"POST", "/v1/models"}, {"DELETE", "/v1/models/m"},
+		{"GET", "/v1/embeddings"}, {"GET", "/v1/messages"}, {"POST", "/v1/models"}, {"DELETE", "/v1/models/m"},
 	} {
 		t.Run(c.method+" "+c.path, func(t *testing.T) {
 			a := g.do(t, c.method, c.path, "")

@@ -101,7 +101,7 @@ func TestEveryCodeHasAnErrorBody(t *testing.T) {
 
 func TestHeadOfALargeAnswerIsEditedAsFarAsItGoes(t *testing.T) {
 	body := []byte(`{"id":"x","error":null,"model":"engine/name","choices":[{"message":{"content":"cut in the midd`)
-	segments, _ := dialect.Apply(body, Chat.AnswerHead(body, "public"))
+	segments, _ := dialect.Apply(body, Chat.AnswerHead(nil, body, "public"))
 	want := `{"id":"x","model":"public","choices":[{"message":{"content":"cut in the midd`
 	if got := string(bytes.Join(segments, nil)); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)

@@ -15,11 +15,9 @@
 package openai
 
 import (
-	"bytes"
-	"encoding/json"
-
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/dialect/body"
 )
 
 // The two dialects of this package.
@@ -47,27 +45,20 @@ type errorObject struct {
 	Retryable bool                `json:"retryable"`
 }
 
+func errorOf(e *inference.Error, d dialect.ErrorDetail) errorObject {
+	return errorObject{
+		Message: e.Message, Type: e.Code.Info().Type, Code: e.Code,
+		RequestID: d.RequestID, Partial: d.Partial, Tokens: d.Tokens, Retryable: d.Retryable,
+	}
+}
+
 // ErrorBody has error as its only key, and so has ErrorEvent: the AI SDK loses
 // an error that comes with other keys, and go-openai finds one only where the
 // line begins with {"error": (both measured).
 func (api) ErrorBody(e *inference.Error, d dialect.ErrorDetail) []byte {
-	return encode(map[string]errorObject{"error": {
-		Message: e.Message, Type: e.Code.Info().Type, Code: e.Code,
-		RequestID: d.RequestID, Partial: d.Partial, Tokens: d.Tokens, Retryable: d.Retryable,
-	}})
+	return body.Encode(map[string]errorObject{"error": errorOf(e, d)})
 }
 
 func (a api) ErrorEvent(e *inference.Error, d dialect.ErrorDetail) []byte {
 	return append(append([]byte("data: "), a.ErrorBody(e, d)...), "\n\n"...)
-}
-
-// encode writes v as JSON on one line, with < > & as they are.
-func encode(v any) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return []byte("null") // not reached: strings, numbers and booleans always encode
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }

@@ -4,18 +4,16 @@ package openai
 
 import (
 	"bytes"
-	"cmp"
-	"unicode/utf8"
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/dialect/body"
 	"github.com/headgate/headgate/internal/dialect/sse"
 )
 
-// A stream judges one streamed answer, event by event, and holds no more of it
-// than the event that is not whole yet.
+// A stream judges one streamed answer, event by event.
 type stream struct {
-	split    *sse.Splitter
+	body.Stream
 	payload  payload
 	hide     bool
 	expected int  // choices
@@ -23,34 +21,22 @@ type stream struct {
 
 	finished  []uint64 // bit set of the choice indexes that are finished
 	nFinished int
-	outputs   int
-	done      bool
-	failed    bool
-	ids       bool   // an id field was seen
 	total     report // of usage-only events
 	running   report // of usage beside choices
-
-	patched, data []byte // the last patched event, and data
 }
 
 func (api) NewStream(r *dialect.Request, o dialect.StreamOptions) dialect.Stream {
-	s := &stream{
-		split:    sse.NewSplitter(cmp.Or(o.EventMax, dialect.EventMax)),
-		hide:     o.HideUsage,
-		expected: max(r.Choices, 1),
-		prompts:  r.Prompts > 1,
-	}
-	if o.Model != "" {
-		s.payload.model = encode(o.Model)
-	}
+	return newStream(r, o)
+}
+
+func newStream(r *dialect.Request, o dialect.StreamOptions) *stream {
+	s := &stream{hide: o.HideUsage, expected: max(r.Choices, 1), prompts: r.Prompts > 1}
+	s.payload.SetModel(o.Model)
+	s.Stream = body.NewStream(o, s)
 	return s
 }
 
-func (s *stream) Buffer() []byte { return s.split.Buffer() }
-func (s *stream) Filled(n int)   { s.split.Filled(n) }
-func (s *stream) Complete() bool { return !s.failed && s.nFinished >= s.expected }
-func (s *stream) Done() bool     { return s.done }
-func (s *stream) Outputs() int   { return s.outputs }
+func (s *stream) Complete() bool { return !s.Failed() && s.nFinished >= s.expected }
 
 func (s *stream) Usage() (inference.Usage, bool) {
 	if s.total.seen {
@@ -59,37 +45,8 @@ func (s *stream) Usage() (inference.Usage, bool) {
 	return s.running.usage, s.running.seen
 }
 
-func (s *stream) Next() (dialect.Event, bool, error) {
-	e, ok, err := s.split.Next()
-	if !ok || err != nil {
-		return dialect.Event{}, false, err
-	}
-	return s.judge(e), true, nil
-}
-
-// CloseInput takes an event that lacks its blank line only if its data is whole,
-// since a cut event must not pass for one. The blank line is added, or whatever
-// Headgate writes next would run into it.
-func (s *stream) CloseInput() (dialect.Event, bool) {
-	e, ok := s.split.Close()
-	if !ok || !e.Ended && !s.whole(e) {
-		return dialect.Event{}, false
-	}
-	judged := s.judge(e)
-	if e.Ended || judged.Bytes == nil {
-		return judged, true
-	}
-	// Capped, so that the line ends are not written over what the bytes lie in.
-	b := judged.Bytes[:len(judged.Bytes):len(judged.Bytes)]
-	if last := b[len(b)-1]; last != '\n' && last != '\r' {
-		b = append(b, '\n')
-	}
-	judged.Bytes = append(b, '\n')
-	return judged, true
-}
-
-func (s *stream) whole(e sse.Event) bool {
-	data := bytes.TrimSpace(e.Data)
+// Whole is for body.Stream.
+func (s *stream) Whole(data []byte) bool {
 	if bytes.Equal(data, doneData) {
 		return true
 	}
@@ -97,73 +54,49 @@ func (s *stream) whole(e sse.Event) bool {
 	return isJSON
 }
 
-// judge says what an event is.
+// Judge says what an event is.
 //
 // An event named error is a failure. So is one whose data is not JSON: it is no
 // answer, whoever wrote it, and no client could read it. An event whose name or
 // shape is not known counts as output, except ping and null: llama.cpp begins
 // completions with data: null.
-func (s *stream) judge(e sse.Event) dialect.Event {
-	out := dialect.Event{Bytes: e.Raw}
+func (s *stream) Judge(e sse.Event, out dialect.Event) (dialect.Event, []dialect.Edit) {
 	data := bytes.TrimSpace(e.Data)
-	s.ids = s.ids || e.ID
-	if len(data) == 0 {
-		return s.dataless(e)
-	}
 	name := string(e.Name)
 	if bytes.Equal(data, doneData) && name != "error" {
-		s.done, out.Done = true, true
-		return out
+		out.Done = true
+		return out, nil
 	}
 	p := &s.payload
 	isJSON, isObject := p.read(e.Data)
 	switch {
 	case name == "error":
 		out.Failure = s.namedError(data, isObject)
-	case name != "" && name != "message" && (!isObject || p.choices < 0) && p.failure == nil:
+	case name != "" && name != "message" && (!isObject || p.choices < 0) && p.Failure == nil:
 		out.Output = name != "ping"
 	case !isJSON:
-		out.Failure = &dialect.Failure{Message: "undecodable event"}
+		out.Failure = undecodable()
 	default:
 		s.chunk(&out)
 	}
-	if out.Failure != nil {
-		s.failed = true
+	if !isJSON {
+		return out, nil
 	}
-	if out.Output {
-		s.outputs++
-	}
-	if isJSON && out.Bytes != nil && len(p.edits) > 0 {
-		out.Bytes = s.patch(e)
-	}
-	return out
+	return out, p.Edits
 }
 
-// dataless judges lines that carry no data. Comments pass: they keep connections
-// alive. Anything else is withheld, and comments too once an id was sent: the
-// decoders of the common SDKs make an empty event of it then, and fail on its
-// empty JSON. Bytes that are not text are no event stream.
-func (s *stream) dataless(e sse.Event) dialect.Event {
-	switch {
-	case !utf8.Valid(e.Raw):
-		s.failed = true
-		return dialect.Event{Failure: &dialect.Failure{Message: "undecodable event"}}
-	case e.Fields > 0 || s.ids:
-		return dialect.Event{}
-	}
-	return dialect.Event{Bytes: e.Raw}
-}
+func undecodable() *dialect.Failure { return &dialect.Failure{Message: "undecodable event"} }
 
 // namedError is the failure that an event named error reports, whatever form
 // its data has.
 func (s *stream) namedError(data []byte, isObject bool) *dialect.Failure {
 	switch p := &s.payload; {
 	case !isObject:
-		return &dialect.Failure{Message: short(data)}
-	case p.failure != nil:
-		return p.failure
+		return &dialect.Failure{Message: body.Short(data)}
+	case p.Failure != nil:
+		return p.Failure
 	default:
-		flat := p.flat
+		flat := p.Flat
 		return &flat
 	}
 }
@@ -171,14 +104,14 @@ func (s *stream) namedError(data []byte, isObject bool) *dialect.Failure {
 // chunk judges the payload of an ordinary event.
 func (s *stream) chunk(out *dialect.Event) {
 	p := &s.payload
-	if p.hasUsage {
+	if p.HasUsage {
 		s.report()
 	}
-	if p.failure != nil {
-		out.Failure = p.failure
+	if p.Failure != nil {
+		out.Failure = p.Failure
 		return
 	}
-	usageOnly := p.hasUsage && p.choices <= 0 && !p.output
+	usageOnly := p.HasUsage && p.choices <= 0 && !p.output
 	out.Output = p.output || p.choices < 0 && !usageOnly && !p.null
 	out.Tokens = p.tokens
 	out.Finish = len(p.finished) > 0
@@ -209,13 +142,13 @@ func (s *stream) report() {
 	switch {
 	case s.expected > 1 && p.choices > 0 && len(p.finished) == 0:
 	case s.expected > 1 && into.seen:
-		into.usage.Completion = sum(into.usage.Completion, p.usage.Completion)
+		into.usage.Completion = sum(into.usage.Completion, p.Usage.Completion)
 		if s.prompts {
-			into.usage.Prompt = sum(into.usage.Prompt, p.usage.Prompt)
-			into.usage.Cached = sum(into.usage.Cached, p.usage.Cached)
+			into.usage.Prompt = sum(into.usage.Prompt, p.Usage.Prompt)
+			into.usage.Cached = sum(into.usage.Cached, p.Usage.Cached)
 		}
 	default:
-		*into = report{p.usage, true}
+		*into = report{p.Usage, true}
 	}
 }
 
@@ -241,26 +174,4 @@ func (s *stream) finish(index int) {
 		s.finished[word] |= bit
 		s.nFinished++
 	}
-}
-
-// patch applies the payload's edits to an event's bytes.
-func (s *stream) patch(e sse.Event) []byte {
-	if e.At < 0 {
-		s.data = appendEdited(s.data[:0], e.Data, s.payload.edits)
-		s.patched = sse.AppendWithData(s.patched[:0], e.Raw, s.data)
-		return s.patched
-	}
-	s.patched = append(s.patched[:0], e.Raw[:e.At]...)
-	s.patched = appendEdited(s.patched, e.Data, s.payload.edits)
-	s.patched = append(s.patched, e.Raw[e.At+len(e.Data):]...)
-	return s.patched
-}
-
-func appendEdited(dst, text []byte, edits []dialect.Edit) []byte {
-	at := 0
-	for _, e := range edits {
-		dst = append(append(dst, text[at:e.Start]...), e.Text...)
-		at = e.End
-	}
-	return append(dst, text[at:]...)
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,45 +17,17 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/dialect/body"
+	"github.com/headgate/headgate/internal/dialect/dialecttest"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files anew; read the diff")
-
 // event is a dialect.Event with bytes of its own.
-type event struct {
-	Bytes                string
-	Withheld             bool
-	Output, Finish, Done bool
-	Tokens               int
-	Failure              *dialect.Failure
-}
+type event = dialecttest.Event
 
-// feed gives text to s in reads of at most size bytes.
-func feed(s dialect.Stream, text string, size int) (events []event, err error) {
-	note := func(e dialect.Event) {
-		events = append(events, event{string(e.Bytes), e.Bytes == nil, e.Output, e.Finish, e.Done, e.Tokens, e.Failure})
-	}
-	for len(text) > 0 {
-		free := s.Buffer()
-		n := copy(free[:min(size, len(free))], text)
-		s.Filled(n)
-		text = text[n:]
-		for {
-			e, ok, err := s.Next()
-			if err != nil {
-				return events, err
-			}
-			if !ok {
-				break
-			}
-			note(e)
-		}
-	}
-	if e, ok := s.CloseInput(); ok {
-		note(e)
-	}
-	return events, nil
-}
+var (
+	feed   = dialecttest.Feed
+	joined = dialecttest.Bytes
+)
 
 // judge feeds text to a new stream in reads of several sizes, which must not
 // matter.
@@ -67,18 +38,7 @@ func judge(t *testing.T, o dialect.StreamOptions, choices int, text string) ([]e
 
 func judgeRequest(t *testing.T, o dialect.StreamOptions, r *dialect.Request, text string) ([]event, dialect.Stream) {
 	t.Helper()
-	s := Chat.NewStream(r, o)
-	want, err := feed(s, text, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, size := range []int{1, 2, 7, 100} {
-		got, err := feed(Chat.NewStream(r, o), text, size)
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Fatalf("in reads of %d: %v %s", size, err, diff)
-		}
-	}
-	return want, s
+	return dialecttest.Judge(t, func() dialect.Stream { return Chat.NewStream(r, o) }, text)
 }
 
 // single judges one event with data.
@@ -91,78 +51,7 @@ func single(t *testing.T, data string) event {
 	return events[0]
 }
 
-func joined(events []event) string {
-	var all strings.Builder
-	for _, e := range events {
-		all.WriteString(e.Bytes)
-	}
-	return all.String()
-}
-
 func choice(fields string) string { return `{"choices":[{"index":0,` + fields + `}]}` }
-
-func TestStreamsFromEngines(t *testing.T) {
-	files, err := filepath.Glob("testdata/stream/*.sse")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r := &dialect.Request{Choices: 1, Prompts: 1}
-			if strings.Contains(file, "_two_") {
-				r.Choices = 2
-			}
-			if strings.Contains(file, "_two_prompts") {
-				r.Prompts = 2
-			}
-			events, s := judgeRequest(t, dialect.StreamOptions{HideUsage: true, Model: "public"}, r, string(text))
-			got := transcript(events, s)
-			golden := strings.TrimSuffix(file, ".sse") + ".events"
-			if *rewrite {
-				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Error(diff)
-			}
-
-			plain, _ := judge(t, dialect.StreamOptions{}, 1, strings.ReplaceAll(string(text), `"error":null`, `"e":null`))
-			if got, want := joined(plain), strings.ReplaceAll(string(text), `"error":null`, `"e":null`); got != want && !slices.ContainsFunc(plain, func(e event) bool { return e.Withheld }) {
-				t.Errorf("bytes change without options: %s", cmp.Diff(want, got))
-			}
-		})
-	}
-}
-
-// transcript writes what was judged as a person would read it.
-func transcript(events []event, s dialect.Stream) string {
-	var b strings.Builder
-	for _, e := range events {
-		var marks []string
-		for mark, set := range map[string]bool{"output": e.Output, "finish": e.Finish, "done": e.Done, "withheld": e.Withheld} {
-			if set {
-				marks = append(marks, mark)
-			}
-		}
-		fmt.Fprintf(&b, "%v tokens=%d", marks, e.Tokens)
-		if e.Failure != nil {
-			fmt.Fprintf(&b, " failure=%+v", *e.Failure)
-		}
-		fmt.Fprintf(&b, "\n%s", e.Bytes)
-	}
-	usage, ok := s.Usage()
-	fmt.Fprintf(&b, "----\ncomplete=%v done=%v outputs=%d usage=%+v %v\n", s.Complete(), s.Done(), s.Outputs(), usage, ok)
-	return b.String()
-}
 
 func TestPreambleIsNotOutput(t *testing.T) {
 	for _, data := range []string{
@@ -245,7 +134,6 @@ func TestUnknownEventsCountAsOutputAndPingDoesNot(t *testing.T) {
 	}
 }
 
-// SSE-5: what has no data is passed on, and is neither output nor an error.
 // SSE-5: what carries no data breaks the decoders of several SDKs, except
 // comments, and those too once an id was sent.
 func TestEventsWithoutDataAreWithheldExceptComments(t *testing.T) {
@@ -318,9 +206,9 @@ func TestErrorsThatAreNoneAreLeft(t *testing.T) {
 }
 
 func TestFailureTextIsBoundedUTF8(t *testing.T) {
-	long := strings.Repeat("x", messageMax-1) + "漢字"
+	long := strings.Repeat("x", body.MessageMax-1) + "漢字"
 	e := single(t, `{"error":"`+long+`"}`)
-	if want := long[:messageMax-1]; e.Failure.Message != want {
+	if want := long[:body.MessageMax-1]; e.Failure.Message != want {
 		t.Errorf("%d bytes, want %d", len(e.Failure.Message), len(want))
 	}
 	if e := single(t, "{\"error\":\"a\xffb\"}"); e.Failure.Message != "a\uFFFDb" {
@@ -549,7 +437,7 @@ func TestStreamDoesNotAllocatePerEvent(t *testing.T) {
 }
 
 func FuzzStream(f *testing.F) {
-	files, _ := filepath.Glob("testdata/stream/*.sse")
+	files, _ := filepath.Glob("testdata/*/answer.sse")
 	for _, file := range files {
 		text, _ := os.ReadFile(file)
 		f.Add(text, uint16(5))

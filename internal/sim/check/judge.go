@@ -3,6 +3,7 @@
 package check
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -128,7 +129,7 @@ func arrivals(log []simengine.Entry) map[string][]*arrival {
 func Judge(a Answer, log []simengine.Entry, limits Limits) []Violation {
 	j := &judge{answer: a, limits: limits}
 	seen, err := Read(a)
-	if v, ok := err.(Violation); ok {
+	if v, ok := errors.AsType[Violation](err); ok {
 		j.found(v.Invariant, "%s", v.Saw)
 	}
 	if a.Request == "" {
