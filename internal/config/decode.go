@@ -115,7 +115,7 @@ func (d *decoder) decode(at, n *yaml.Node, f field, v reflect.Value) {
 		d.places[f.path] = place{at.Line, at.Column, f.shown}
 		return // a key without a value keeps the default
 	}
-	if _, ok := v.Addr().Interface().(value); ok {
+	if _, ok := reflect.TypeAssert[value](v.Addr()); ok {
 		d.scalar(n, f, v)
 		return
 	}
@@ -222,7 +222,7 @@ func (d *decoder) table(n *yaml.Node, f field, v reflect.Value) {
 
 func newElem(t reflect.Type) reflect.Value {
 	p := reflect.New(t)
-	if def, ok := p.Interface().(defaulter); ok {
+	if def, ok := reflect.TypeAssert[defaulter](p); ok {
 		def.setDefaults()
 	}
 	return p.Elem()
@@ -234,7 +234,7 @@ func (d *decoder) scalar(n *yaml.Node, f field, v reflect.Value) {
 		d.problem(n, f, "must be %s, not %s", want, kindOf(n))
 		return
 	}
-	if val, ok := v.Addr().Interface().(value); ok {
+	if val, ok := reflect.TypeAssert[value](v.Addr()); ok {
 		if err := val.set(n.Value); err != nil {
 			d.problem(n, f, "%v", err)
 		}
@@ -420,8 +420,8 @@ func files(v reflect.Value, dir string) {
 		if v.Type() == reflect.TypeFor[Secret]() || v.Type() == reflect.TypeFor[Digest]() {
 			return
 		}
-		for i := range v.NumField() {
-			files(v.Field(i), dir)
+		for _, field := range v.Fields() {
+			files(field, dir)
 		}
 	case reflect.Slice:
 		for i := range v.Len() {

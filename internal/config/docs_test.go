@@ -123,7 +123,7 @@ func (w *reference) comment(name string) string {
 }
 
 func isText(v reflect.Value) bool {
-	_, ok := v.Interface().(encoding.TextMarshaler)
+	_, ok := reflect.TypeAssert[encoding.TextMarshaler](v)
 	return ok
 }
 

@@ -113,10 +113,9 @@ func retryAfter(value string, now time.Time) time.Duration {
 // reads as the largest: a wait that long is a wait.
 func count(value string, unit time.Duration) time.Duration {
 	n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 63)
-	most := uint64(math.MaxInt64 / unit)
 	switch {
-	case errors.Is(err, strconv.ErrRange), err == nil && n > most:
-		return math.MaxInt64 / unit * unit
+	case errors.Is(err, strconv.ErrRange), err == nil && n > uint64(math.MaxInt64/unit):
+		return math.MaxInt64
 	case err != nil:
 		return 0
 	}

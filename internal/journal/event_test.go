@@ -53,7 +53,7 @@ func TestEventsSurviveTheirEncoding(t *testing.T) {
 		if err := json.Unmarshal(text, &got); err != nil {
 			t.Fatal(err)
 		}
-		if !reflect.DeepEqual(e, got) {
+		if !reflect.DeepEqual(e, got) { //nolint:govet // the error inside is a plain struct
 			t.Fatalf("%s\nwas %+v\nis  %+v", text, e, got)
 		}
 	})

@@ -5,6 +5,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/headgate/headgate/inference"
 )
@@ -204,9 +205,9 @@ func (g *group) find(hash Hash) (f found, t *touch, err error) {
 }
 
 func (g *group) binding(hash Hash) (*Binding, error) {
-	for i := len(g.binds) - 1; i >= 0; i-- {
-		if g.binds[i].binding.Hash == hash {
-			return g.binds[i].binding, nil
+	for _, v := range slices.Backward(g.binds) {
+		if v.binding.Hash == hash {
+			return v.binding, nil
 		}
 	}
 	b, err := g.tx.Key(hash)
