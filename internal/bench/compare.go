@@ -48,7 +48,7 @@ func Cells(quick bool) []Cell {
 }
 
 func unary(s Shape, connections int) Load {
-	return Load{Shape: s, Connections: connections, Warmup: 300 * time.Millisecond, Window: 1200 * time.Millisecond, Seed: 7}
+	return Load{Shape: s, Connections: connections, Warmup: 200 * time.Millisecond, Window: 900 * time.Millisecond, Seed: 7}
 }
 
 // streams keeps n streams under way: each is over when the next is due.
