@@ -96,7 +96,7 @@ func TestCauses(t *testing.T) {
 			End{Cause: ClosedRST, RequestWritten: true}},
 		{"RST in the upload", huge, func(p *peer) { p.br.Peek(1); p.reset() },
 			End{Cause: Unwritten}},
-		{"FIN in the upload", huge, func(p *peer) { p.br.Peek(1); p.CloseWrite(); p.untilClosed() },
+		{"FIN in the upload", huge, func(p *peer) { p.br.Peek(1); p.CloseWrite(); <-p.t.Context().Done() },
 			End{Cause: Unwritten}},
 		{"FIN after an interim head", "{}", func(p *peer) { p.request(); p.say("HTTP/1.1 100 Continue\r\n\r\n") },
 			End{Cause: ClosedFIN, RequestWritten: true, ResponseStarted: true}},
