@@ -119,6 +119,7 @@ type Measurement struct {
 	Reason     string     `json:"reason,omitempty"`
 	Requests   uint64     `json:"requests"`
 	PerSecond  float64    `json:"requests_per_s"`
+	Unsent     uint64     `json:"unsent,omitempty"`
 	Errors     uint64     `json:"errors"`
 	Error      string     `json:"error,omitempty"`
 	Latency    *Quantiles `json:"latency,omitempty"`
@@ -256,7 +257,7 @@ func newMeasurement(r *Result, meter *Meter) Measurement {
 	seconds := r.Took.Seconds()
 	m.Requests, m.PerSecond, m.Tokens = r.Requests, float64(r.Requests)/seconds, r.Tokens
 	m.Latency, m.First, m.Added, m.Gap, m.Late = r.Latency.Quantiles(), r.First.Quantiles(), r.Added.Quantiles(), r.Gap.Quantiles(), r.Late.Quantiles()
-	m.Stalls = r.Stalls
+	m.Stalls, m.Unsent = r.Stalls, r.Unsent
 	m.Cores, m.OwnCores, m.Foreign = meter.CPU.Seconds()/seconds, meter.Own.Seconds()/seconds, meter.Foreign
 	m.RSS = float64(meter.RSS) / (1 << 20)
 	cpu := float64(meter.CPU) / 1e3

@@ -30,6 +30,7 @@ type Load struct {
 	Connections int     `json:"connections"`    // at most; a request that finds none free waits, and its latency counts
 	Fill        int     `json:"fill,omitempty"` // requests under way from the beginning, see newSchedule
 	Seed        uint64  `json:"seed"`
+	Least       int     `json:"-"` // requests that are sent even if the window is over
 
 	Ramp   time.Duration `json:"ramp_ns"` // before it all of Fill have begun
 	Warmup time.Duration `json:"warmup_ns"`
@@ -52,6 +53,7 @@ type Result struct {
 	Took     time.Duration
 	Requests uint64 // answered whole within the window
 	Whole    uint64 // answered whole, at any time
+	Unsent   uint64 // due within the window, and no connection was free by its end
 	Errors   uint64
 	Error    string // the first
 	Corrupt  string // the first answer that was not what the engine sent
@@ -117,11 +119,31 @@ func Run(ctx context.Context, load Load) *Result {
 		load.Engine.Hurry()
 	}
 	clients.Wait()
+	unsent := uint64(0)
+	if ctx.Err() == nil && load.Rate > 0 {
+		unsent = r.countUnsent()
+	}
 	return &Result{
-		Took: took, Requests: r.requests.Load(), Whole: r.whole.Load(), Errors: r.failures.Load(), Error: r.failed, Corrupt: r.corrupt,
+		Unsent: unsent,
+		Took:   took, Requests: r.requests.Load(), Whole: r.whole.Load(), Errors: r.failures.Load(), Error: r.failed, Corrupt: r.corrupt,
 		Tokens: r.tokens.Load(), Reads: r.reads.Load(), Stalls: r.stalls.Load(),
 		Latency: &r.latency, First: &r.first, Added: &r.added, Gap: &r.gap, Late: &r.late,
 	}
+}
+
+// countUnsent counts requests that were due and for which no connection came free
+// before the window was over, as if they had been answered at its end: they
+// waited that long at least.
+func (r *run) countUnsent() uint64 {
+	unsent := uint64(0)
+	for a, ok := r.schedule.take(0); ok; a, ok = r.schedule.take(0) {
+		if r.within(a.at) {
+			unsent++
+			r.latency.Add(time.Duration(r.finish - a.at))
+			r.first.Add(time.Duration(r.finish - a.at))
+		}
+	}
+	return unsent
 }
 
 // watch waits for the window to pass and probes at both of its ends. It says how

@@ -199,7 +199,7 @@ func TestARunMeasuresWhatItIsToldTo(t *testing.T) {
 		t.Fatalf("%d errors: %s %s", r.Errors, r.Error, r.Corrupt)
 	}
 	// About 40 streams × 200 tokens a second × 0.3 s; fewer on a busy machine.
-	if r.Tokens < 200 || r.Tokens > 3500 {
+	if r.Tokens < 100 || r.Tokens > 4000 {
 		t.Errorf("%d tokens in the window, want at most about 2400", r.Tokens)
 	}
 	if probes != 2 || r.Took < 250*time.Millisecond || r.Added.Count() == 0 || r.Gap.Count() == 0 || r.Reads == 0 {
@@ -238,9 +238,9 @@ func TestAKeptConnectionThatTheTargetClosedIsNoError(t *testing.T) {
 	e := startEngine(t)
 	r := Run(t.Context(), Load{
 		Address: startRelay(t, e.Addr(), relay{close: true}), Engine: e,
-		Shape: Shape{PromptBytes: 10, Tokens: 1}, Connections: 2, Window: 50 * time.Millisecond,
+		Shape: Shape{PromptBytes: 10, Tokens: 1}, Connections: 2, Least: 4, Window: 50 * time.Millisecond,
 	})
-	if r.Errors > 0 || r.Whole < 2 {
+	if r.Errors > 0 || r.Whole < 4 {
 		t.Errorf("%d answers, %d errors: %s", r.Whole, r.Errors, r.Error)
 	}
 }
@@ -257,7 +257,7 @@ func TestARunEndsWhenItIsCancelled(t *testing.T) {
 
 func TestAnUnknownEngineIsReadForItsTokens(t *testing.T) {
 	e := startEngine(t)
-	load := Load{Address: e.Addr(), Unknown: true, Shape: Shape{Stream: true, Tokens: 30}, Connections: 1, Window: 50 * time.Millisecond}
+	load := Load{Address: e.Addr(), Unknown: true, Shape: Shape{Stream: true, Tokens: 30}, Connections: 1, Least: 1, Window: 500 * time.Millisecond}
 	r := Run(t.Context(), load)
 	if r.Errors > 0 || r.First.Count() == 0 || r.Gap.Count() == 0 || r.Added.Count() > 0 {
 		t.Errorf("%d errors (%s), %d first tokens, %d gaps, %d delays", r.Errors, r.Error, r.First.Count(), r.Gap.Count(), r.Added.Count())
@@ -357,6 +357,18 @@ func TestTheQuieterRoundsMakeTheSummary(t *testing.T) {
 	}
 	if s.Errors != 5 || s.Stalls != 3 || s.Foreign != 0.3 || r.Machine.ForeignMax != 1.5 {
 		t.Errorf("%d errors of all rounds, %d stalls of the quieter three, noise %v of at most %v", s.Errors, s.Stalls, s.Foreign, r.Machine.ForeignMax)
+	}
+}
+
+func TestTheTableSaysWhenTheMachineWasTooBusy(t *testing.T) {
+	for reads, want := range map[float64]bool{1: false, 0.6: true} {
+		r := &Report{Cells: []Cell{{Name: "c"}}, Targets: []TargetNote{{Name: "direct", Served: true}}}
+		r.Measured = []Measurement{{Cell: "c", Target: "direct", Served: true, Reads: reads}}
+		r.summarize()
+		var table bytes.Buffer
+		if err := r.WriteTable(&table); err != nil || strings.Contains(table.String(), "had no time") != want {
+			t.Errorf("%v reads for each event: %v\n%s", reads, err, table.String())
+		}
 	}
 }
 

@@ -44,7 +44,7 @@ func newSchedule(load Load, start, end int64) *schedule {
 func (s *schedule) take(t int64) (arrival, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if t >= s.end {
+	if t >= s.end && s.n >= uint64(s.load.Least) {
 		return arrival{}, false
 	}
 	a := arrival{tokens: s.load.Shape.Tokens, n: s.n}

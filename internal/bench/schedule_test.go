@@ -100,6 +100,13 @@ func TestAClosedLoopHasNoDueTimesAndEnds(t *testing.T) {
 	if _, ok := s.take(100); ok {
 		t.Error("goes on after its end")
 	}
+	s = newSchedule(Load{Least: 1}, 0, 100)
+	if _, ok := s.take(200); !ok {
+		t.Error("a late start sends less than the least")
+	}
+	if _, ok := s.take(200); ok {
+		t.Error("sends more than the least after its end")
+	}
 }
 
 func TestATokenThatABlockedWriteDelayedIsStampedWithItsDueTime(t *testing.T) {

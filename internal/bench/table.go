@@ -73,8 +73,22 @@ func (r *Report) WriteTable(w io.Writer) error {
 		if err := tw.Flush(); err != nil {
 			return err
 		}
+		if r.starved(cell.Name) {
+			fmt.Fprintln(w, "The machine had no time for this cell: events came in batches without a proxy too.")
+		}
 	}
 	return nil
+}
+
+// starved reports a cell in which the generator itself could not keep up: then
+// figures of proxies say nothing.
+func (r *Report) starved(cell string) bool {
+	for _, s := range r.Summary {
+		if reads, ok := s.Values["reads"]; ok && s.Cell == cell && s.Target == "direct" {
+			return reads.Median < 0.95
+		}
+	}
+	return false
 }
 
 // base is what ratios of a cell compare with: nginx, whose place Headgate takes.
@@ -130,6 +144,9 @@ func (m *Measurement) WriteTable(w io.Writer) error {
 	fmt.Fprintf(tw, "requests\t%d, %.1f per second, %d errors", m.Requests, m.PerSecond, m.Errors)
 	if m.Error != "" {
 		fmt.Fprintf(tw, ", the first: %s", m.Error)
+	}
+	if m.Unsent > 0 {
+		fmt.Fprintf(tw, ", %d not sent for want of a connection", m.Unsent)
 	}
 	fmt.Fprintln(tw)
 	for _, q := range []struct {

@@ -86,9 +86,19 @@ func (e *engine) forget(t *try) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.waiting, t)
-	if e.retired && len(e.waiting) == 0 && e.stop != nil {
+	e.leaveLocked()
+}
+
+// leaveLocked lets go of a retired engine on which nobody waits any more. Its
+// running exchanges keep their connections.
+func (e *engine) leaveLocked() {
+	if !e.retired || len(e.waiting) > 0 {
+		return
+	}
+	if e.stop != nil {
 		e.stop()
 	}
+	e.conn.Close()
 }
 
 // retiredProbes find out soon whether an endpoint that left its pool is still
@@ -102,18 +112,15 @@ var retiredProbes = health.Config{
 func (e *engine) retire() {
 	e.halt()
 	e.mu.Lock()
-	e.retired = true
 	waiting := len(e.waiting) > 0
 	e.mu.Unlock()
 	if waiting {
 		e.probe(retiredProbes, nil, func(inference.Health) {})
-		e.mu.Lock()
-		if len(e.waiting) == 0 {
-			e.stop()
-		}
-		e.mu.Unlock()
 	}
-	e.conn.Close()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.retired = true
+	e.leaveLocked()
 }
 
 // halt ends the probes.

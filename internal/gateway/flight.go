@@ -268,10 +268,13 @@ func (f *flight) commit(n int) attempt.Event {
 // byte was handed to the kernel.
 func (f *flight) complete(e attempt.Complete) attempt.Event {
 	f.ended = e.AddMarker
+	var marker []byte
 	if e.AddMarker {
-		if event := f.publish(f.d.EndMarker(), 0, 0); event != nil {
-			return event
-		}
+		marker = f.d.EndMarker()
+	}
+	f.keepStream(marker)
+	if event := f.publish(marker, 0, 0); event != nil {
+		return event
 	}
 	f.last(func(attempt.Counters) {})
 	f.note(journal.Event{Kind: journal.Ended, Attempt: e.N, Verdict: inference.Finished})

@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -159,7 +160,16 @@ func (f *flight) noteFailure(n int) {
 func (f *flight) noteFirstDelta(n int) attempt.Event {
 	ctx, cancel := context.WithTimeout(f.ctx, journalTime)
 	defer cancel()
-	err := f.g.journal.FirstDelta(ctx, journal.Event{Request: f.id, Attempt: n}, f.keyed)
+	event := journal.Event{Request: f.id, Attempt: n}
+	var err error
+	if a := f.wholeAnswer(); a != nil {
+		// One wait for both: what is queued first is on disk first.
+		event.Kind = journal.FirstDelta
+		_ = f.g.journal.Append(event)
+		err = f.keep(ctx, a)
+	} else {
+		err = f.g.journal.FirstDelta(ctx, event, f.keyed)
+	}
 	switch {
 	case err == nil:
 		return nil
@@ -170,7 +180,43 @@ func (f *flight) noteFirstDelta(n int) attempt.Event {
 	return attempt.CommitLost{N: n}
 }
 
-// noteOutcome enters the outcome, and the answer of a request with a key.
+// wholeAnswer is the answer of a request with a key that is whole before
+// anything of it was written, nil for any other.
+func (f *flight) wholeAnswer() *journal.Answer {
+	t := f.try
+	if f.tape == nil || t.mode != whole && (t.stream == nil || !t.stream.Done()) {
+		return nil
+	}
+	f.tape.over = true
+	kept := &journal.Answer{Status: t.answer.status, Header: journal.KeepHeader(t.answer.header), Body: t.held}
+	if t.mode == whole {
+		kept.Body = bytes.Join(t.answer.segments, nil)
+	}
+	return kept
+}
+
+// keepStream stores the answer of a request with a key before its last bytes
+// are written: a client that has the whole of it must get the same again.
+func (f *flight) keepStream(last []byte) {
+	if f.tape == nil || f.tape.over {
+		return
+	}
+	_, _ = f.tape.tape.Write(last)
+	ctx, cancel := context.WithTimeout(f.ctx, journalTime)
+	defer cancel()
+	if err := f.keep(ctx, f.tape.answer()); err != nil {
+		// The client has all but the end of it; a repeat will be told that the
+		// answer was interrupted, which is the lesser evil.
+		f.g.log.Error("answer not stored for repeats", "request", f.id, "error", err)
+	}
+	f.tape.over = true
+}
+
+func (f *flight) keep(ctx context.Context, a *journal.Answer) error {
+	return f.g.journal.KeepAnswer(ctx, journal.Event{Request: f.id, Attempt: f.try.n}, a)
+}
+
+// noteOutcome enters the outcome.
 func (f *flight) noteOutcome(e attempt.Finish) {
 	sent := f.gate.Counters()
 	event := journal.Event{
@@ -183,11 +229,7 @@ func (f *flight) noteOutcome(e attempt.Finish) {
 			event.Tokens, event.Estimated = usage.Completion, false
 		}
 	}
-	var stored *journal.Answer
-	if f.tape != nil && e.Outcome == inference.Completed {
-		stored = f.tape.answer()
-	}
-	_ = f.g.journal.Finish(event, f.keyed, stored)
+	_ = f.g.journal.Finish(event, f.keyed, nil)
 }
 
 // usage is what the engine of the last attempt reported.
@@ -205,6 +247,7 @@ func (f *flight) usage() (inference.Usage, bool) {
 type taped struct {
 	Exchange
 	tape   journal.Tape
+	over   bool // nothing more is kept
 	status int
 	header http.Header
 }
@@ -216,7 +259,9 @@ func (t *taped) WriteHead(status int, header http.Header) {
 
 func (t *taped) Write(p []byte) (int, error) {
 	n, err := t.Exchange.Write(p)
-	_, _ = t.tape.Write(p[:n]) // never fails
+	if !t.over {
+		_, _ = t.tape.Write(p[:n]) // never fails
+	}
 	return n, err
 }
 

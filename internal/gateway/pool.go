@@ -170,6 +170,7 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		}
 	}
 	for id, e := range set.engines {
+		m.book.Admit(id)
 		if old.engines[id] != e {
 			e.probe(how.health, authorizationHeader(how.authorization),
 				func(h inference.Health) { m.book.SetHealth(id, h) },

@@ -249,6 +249,9 @@ func (f *flight) take(ev dialect.Event) attempt.Event {
 	}
 	switch {
 	case ev.Done:
+		if t.committed {
+			f.keepStream(t.out)
+		}
 		return f.flushThen(attempt.Answered{N: t.n, Stream: true})
 	case !t.committed && (ev.Output || len(t.held) > preambleMax):
 		return attempt.FirstOutput{N: t.n, Stream: true}

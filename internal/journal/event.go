@@ -21,6 +21,7 @@ const (
 	Dispatched       // an attempt goes to an engine: Endpoint, Revision, Fence, Guard, Engine, Seed, Resent
 	HeadersSent      // headers went out before any output
 	FirstDelta       // the answer's first bytes are about to be written: counters
+	Answered         // the whole answer is in hand, and its last bytes are about to be written
 	Fencing          // an attempt failed and is not proved silent: Verdict
 	Fenced           // it is: Proof, Verdict if known only now
 	Ended            // an attempt is over and its answer is the client's: Verdict
@@ -30,7 +31,7 @@ const (
 )
 
 var kindNames = [...]string{"", "received", "queued", "dispatched", "headers_sent", "first_delta",
-	"fencing", "fenced", "ended", "finished", "reopened"}
+	"answered", "fencing", "fenced", "ended", "finished", "reopened"}
 
 func (k Kind) String() string {
 	if k >= kinds {

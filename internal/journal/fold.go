@@ -59,6 +59,7 @@ func (r *Record) change(e *Event) error {
 		r.HeadersSent = true
 	case FirstDelta:
 		return r.publish(e)
+	case Answered: // the answer beside the event is what counts
 	case Fencing:
 		a := r.attempt(e)
 		a.State, a.Verdict, a.EndedAt = stateFencing, Text(e.Verdict.String()), e.At

@@ -95,7 +95,7 @@ func (g *group) event(i int) error {
 	}
 	t.events = append(t.events, i)
 	if a := g.batch[i].answer; a != nil && t.record.Keyed {
-		t.answer = a
+		t.answer, t.record.AnswerKept = a, true
 	}
 	return nil
 }
@@ -194,7 +194,7 @@ func (g *group) find(hash Hash) (f found, t *touch, err error) {
 		return f, nil, err
 	}
 	f.record, f.answer = t.record, t.answer
-	if f.answer != nil || !t.record.ended(inference.Completed) {
+	if f.answer != nil || !t.record.AnswerKept {
 		return f, t, nil
 	}
 	f.answer, err = g.tx.Answer(f.binding.Request)
@@ -276,6 +276,13 @@ func (g *group) save(t *touch) error {
 		}
 		return nil
 	}
+	expires := At(g.w.now().Add(g.w.keyTTL))
+	if t.record.Keyed && t.record.Terminal() && !t.was.Terminal {
+		// A key is kept from the end of its request.
+		if err := g.tx.Extend(t.record.RequestID, expires); err != nil {
+			return err
+		}
+	}
 	for _, i := range t.events {
 		if err := g.tx.Log(t.record, &g.batch[i].event); err != nil {
 			return err
@@ -284,5 +291,5 @@ func (g *group) save(t *touch) error {
 	if t.answer == nil {
 		return nil
 	}
-	return g.tx.Keep(t.record.RequestID, t.answer, At(g.w.now().Add(g.w.keyTTL)))
+	return g.tx.Keep(t.record.RequestID, t.answer, expires)
 }

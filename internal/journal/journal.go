@@ -184,11 +184,33 @@ func (j *Journal) promises(keyed bool) bool {
 	return j.durability == Strict || keyed && j.durability == Keyed
 }
 
-// Finish queues a request's outcome, and with a key the answer that a repeat
-// gets (nil for none). The outcome of a keyed request finds room in a full queue
-// too, or its key would stay in flight; while the store fails no key is begun,
-// so that few come. An answer that is too large, or that finds too many waiting,
-// is not stored.
+// KeepAnswer stores the whole answer of a request with a key before its last
+// bytes are written, so that no client has a whole answer that a crash makes
+// unrepeatable. Where the record's word is no promise it does not wait. An
+// answer that is nil or too large is not stored.
+func (j *Journal) KeepAnswer(ctx context.Context, e Event, answer *Answer) error {
+	e.Kind = Answered
+	if answer == nil || len(answer.Body) > j.answerMax {
+		return nil
+	}
+	if !j.promises(true) {
+		return j.put(entry{event: e, answer: answer})
+	}
+	w := newWaiter()
+	if err := j.put(entry{event: e, answer: answer, durable: true, wait: w}); err != nil {
+		return err
+	}
+	r, err := w.await(ctx)
+	if err != nil {
+		return err
+	}
+	return r.err
+}
+
+// Finish queues a request's outcome, and its answer if it has a key, is to be
+// replayed and was not stored by KeepAnswer. The outcome of a request with a key
+// finds room even in a full queue. An answer that is too large, or that finds
+// too many waiting, is not stored.
 func (j *Journal) Finish(e Event, keyed bool, answer *Answer) error {
 	e.Kind = Finished
 	if !keyed || answer != nil && len(answer.Body) > j.answerMax {

@@ -114,10 +114,12 @@ func decide(f found, digest Hash, now Time) KeyState {
 		return KeyNew // never dispatched: the key is free again
 	case f.binding.Digest != digest:
 		return KeyReused
+	case !r.Terminal() && (r.OwnerUntil == 0 || r.OwnerUntil > now):
+		return KeyInProgress
+	case f.answer != nil:
+		return KeyReplay // whole, whatever became of its last bytes
 	case !r.Terminal():
-		return decideRunning(r, now)
-	case r.ended(inference.Completed) && f.answer != nil:
-		return KeyReplay
+		return decideRunning(r)
 	case r.ended(inference.Completed):
 		return KeyUnstored
 	case r.FirstDeltaSent || r.FirstDeltaUnproved:
@@ -129,10 +131,8 @@ func decide(f found, digest Hash, now Time) KeyState {
 }
 
 // decideRunning: an owner that let its time run out is taken over.
-func decideRunning(r *Record, now Time) KeyState {
+func decideRunning(r *Record) KeyState {
 	switch {
-	case r.OwnerUntil == 0 || r.OwnerUntil > now:
-		return KeyInProgress
 	case r.FirstDeltaSent || !r.FirstDeltaDurable:
 		return KeyInterrupted
 	case !r.silent():

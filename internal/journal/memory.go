@@ -3,6 +3,7 @@
 package journal
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -36,8 +37,8 @@ type kept struct {
 	expires Time
 }
 
-// NewMemory makes a Memory that holds at most that many records, and ten events
-// for each. It never drops a record without an outcome; 0 drops none.
+// NewMemory makes a Memory that holds about that many records, and ten events for
+// each. It never drops a record without an outcome; 0 drops none.
 func NewMemory(records int) *Memory {
 	return &Memory{max: records, rows: rows{
 		records: map[inference.RequestID]*Record{}, keys: map[Hash]*Binding{},
@@ -56,22 +57,43 @@ func (m *Memory) Update(_ context.Context, _ bool, fn func(Tx) error) error {
 		}
 		return err
 	}
+	m.logLocked(tx.events)
 	m.trimLocked()
 	return nil
 }
 
+// logLocked puts a transaction's events in their order, those that are there
+// already left out.
+func (m *Memory) logLocked(events []Event) {
+	slices.SortFunc(events, func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) })
+	for _, e := range events {
+		if n := len(m.rows.events); n == 0 || m.rows.events[n-1].Seq < e.Seq {
+			m.rows.events = append(m.rows.events, e)
+			continue
+		}
+		at, there := slices.BinarySearchFunc(m.rows.events, e.Seq, func(a Event, seq int64) int { return cmp.Compare(a.Seq, seq) })
+		if !there {
+			m.rows.events = slices.Insert(m.rows.events, at, e)
+		}
+	}
+}
+
+// trimLocked drops the oldest records once an eighth too many have gathered, so
+// that each costs little.
 func (m *Memory) trimLocked() {
 	if m.max <= 0 {
 		return
 	}
-	for i := 0; len(m.rows.records) > m.max && i < len(m.rows.order); {
-		id := m.rows.order[i]
-		if r := m.rows.records[id]; r != nil && !r.Terminal() {
-			i++
-			continue
-		}
-		delete(m.rows.records, id)
-		m.rows.order = slices.Delete(m.rows.order, i, i+1)
+	if over := len(m.rows.records) - m.max; over > m.max/8 {
+		m.rows.order = slices.DeleteFunc(m.rows.order, func(id inference.RequestID) bool {
+			r := m.rows.records[id]
+			if over <= 0 || r != nil && !r.Terminal() {
+				return false
+			}
+			delete(m.rows.records, id)
+			over--
+			return true
+		})
 	}
 	if over := len(m.rows.events) - 10*m.max; over > m.max {
 		m.rows.events = slices.Delete(m.rows.events, 0, over)
@@ -171,8 +193,9 @@ func (m *Memory) Close() error { return nil }
 
 // memoryTx changes rows in place and remembers how to undo it.
 type memoryTx struct {
-	m    *Memory
-	undo []func()
+	m      *Memory
+	undo   []func()
+	events []Event // logged when all else has gone well
 }
 
 func set[K comparable, V any](tx *memoryTx, to map[K]V, k K, v V) {
@@ -236,14 +259,7 @@ func (tx *memoryTx) Save(r *Record, before Was) (bool, error) {
 }
 
 func (tx *memoryTx) Log(_ *Record, e *Event) error {
-	rows := &tx.m.rows
-	at, there := slices.BinarySearchFunc(rows.events, e.Seq, func(a Event, seq int64) int { return int(a.Seq - seq) })
-	if there {
-		return nil
-	}
-	events := slices.Clone(rows.events[at:])
-	tx.undo = append(tx.undo, func() { rows.events = append(rows.events[:at], events...) })
-	rows.events = slices.Insert(rows.events, at, *e)
+	tx.events = append(tx.events, *e)
 	return nil
 }
 
@@ -261,6 +277,17 @@ func (tx *memoryTx) Bind(b *Binding, before inference.RequestID) (bool, error) {
 	}
 	set(tx, tx.m.rows.keys, b.Hash, b)
 	return true, nil
+}
+
+func (tx *memoryTx) Extend(id inference.RequestID, expires Time) error {
+	for hash, b := range tx.m.rows.keys {
+		if b.Request == id {
+			longer := *b
+			longer.Expires = expires
+			set(tx, tx.m.rows.keys, hash, &longer)
+		}
+	}
+	return nil
 }
 
 func (tx *memoryTx) Answer(id inference.RequestID) (*Answer, error) {

@@ -54,6 +54,10 @@ type Record struct {
 	// a claim: a delta may have been written.
 	FirstDeltaUnproved bool `json:"first_delta_unproved,omitzero"`
 
+	// AnswerKept says that the whole answer was stored for repeats with the
+	// same key, before its last bytes were written.
+	AnswerKept bool `json:"answer_kept,omitzero"`
+
 	Attempts []Attempt `json:"attempts"`
 	Error    *Failure  `json:"error"`
 

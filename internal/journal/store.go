@@ -83,6 +83,9 @@ type Tx interface {
 	// none), and reports whether that was still so.
 	Bind(b *Binding, was inference.RequestID) (bool, error)
 
+	// Extend gives the bindings to a request another time to expire.
+	Extend(id inference.RequestID, expires Time) error
+
 	// Answer returns the stored answer of a request, or ErrNotFound.
 	Answer(id inference.RequestID) (*Answer, error)
 

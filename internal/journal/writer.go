@@ -361,6 +361,6 @@ func orphaned(r *Record, now Time) []Event {
 		end.Outcome = inference.Interrupted
 		end.Error = inference.Errorf(inference.DecodeInterrupted, "the gateway stopped after part of the answer was sent")
 	}
-	r.FirstDeltaUnproved = !r.FirstDeltaSent && !r.FirstDeltaDurable && len(r.Attempts) > 0
+	r.FirstDeltaUnproved = !r.FirstDeltaSent && !r.FirstDeltaDurable
 	return append(events, end)
 }

@@ -153,6 +153,10 @@ func (p *Process) run(serve func() error) {
 // only a restart can change is logged and left as it is. On an error nothing has
 // changed. It is called by one goroutine at a time.
 func (p *Process) Reload(c *config.Config) error {
+	// An emptied file is far likelier a mistake than a wish to serve nobody.
+	if len(c.Pools) == 0 {
+		return errors.New("the new configuration has no pools")
+	}
 	if err := p.gateway.Reload(c); err != nil {
 		return err
 	}

@@ -190,7 +190,7 @@ func (b *Book) believeProbes(pool *fleet.Pool) bool {
 			healthy++
 		}
 	}
-	return healthy > 0 && float64(healthy) >= b.config.HealthPanic*float64(len(pool.Endpoints))
+	return float64(healthy) >= b.config.HealthPanic*float64(len(pool.Endpoints))
 }
 
 // listed reports whether some endpoint of the pool is known to serve the model.
@@ -263,11 +263,14 @@ type Outcome struct {
 func (b *Book) Report(now time.Time, o Outcome) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := b.account(o.Endpoint)
 	if o.Verdict == inference.Finished {
 		b.typical = blend(b.typical, o.Took)
 	}
-	a.report(now, o, b.typical)
+	// What an endpoint did that has left the pool says nothing about another
+	// that may come to its address.
+	if a := b.accounts[o.Endpoint]; a != nil && !a.gone {
+		a.report(now, o, b.typical)
+	}
 }
 
 // FirstOutput notes how long a prompt took to its first output.
@@ -309,6 +312,14 @@ func (b *Book) Retry(now time.Time, pool *fleet.Pool, ask Ask, prompt inference.
 		return inference.Errorf(inference.RetryBudgetExhausted, "too many requests of the pool are being repeated already")
 	}
 	return nil
+}
+
+// Admit notes that an endpoint is in the pool, perhaps again at the address of
+// one that left and still has requests in flight.
+func (b *Book) Admit(id inference.EndpointID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.account(id).gone = false
 }
 
 // Forget drops an endpoint that has left the pool, once nothing is in flight

@@ -34,6 +34,15 @@ func endpoint(raw string) inference.Endpoint {
 	return fleet.NewEndpoint(u, "")
 }
 
+// newBookOf makes a book and n endpoints that it knows.
+func newBookOf(c Config, n int) (*Book, *fleet.Pool) {
+	b, pool := newBook(c), newPool(n)
+	for _, e := range pool.Endpoints {
+		b.Admit(e.ID)
+	}
+	return b, pool
+}
+
 func newBook(c Config) *Book { return NewBook(c, rand.New(rand.NewPCG(1, 2))) }
 
 func reserve(t *testing.T, b *Book, now time.Time, pool *fleet.Pool, ask Ask) *Reservation {
@@ -46,7 +55,7 @@ func reserve(t *testing.T, b *Book, now time.Time, pool *fleet.Pool, ask Ask) *R
 }
 
 func TestEqualEndpointsShareEvenly(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(4)
+	b, pool := newBookOf(Config{}, 4)
 	got := map[inference.EndpointID]int{}
 	for range 200 {
 		r := reserve(t, b, start, pool, Ask{})
@@ -61,7 +70,7 @@ func TestEqualEndpointsShareEvenly(t *testing.T) {
 }
 
 func TestLeastInFlightWins(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(3)
+	b, pool := newBookOf(Config{}, 3)
 	for range 30 {
 		reserve(t, b, start, pool, Ask{})
 	}
@@ -73,7 +82,7 @@ func TestLeastInFlightWins(t *testing.T) {
 }
 
 func TestReleaseCountsOnce(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(1)
+	b, pool := newBookOf(Config{}, 1)
 	r := reserve(t, b, start, pool, Ask{})
 	r.Release()
 	r.Release()
@@ -83,7 +92,7 @@ func TestReleaseCountsOnce(t *testing.T) {
 }
 
 func TestExcludedEndpointIsNeverChosen(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(2)
+	b, pool := newBookOf(Config{}, 2)
 	for range 50 {
 		r := reserve(t, b, start, pool, Ask{Exclude: []inference.EndpointID{pool.Endpoints[0].ID}, Retry: true})
 		if r.Endpoint.ID == pool.Endpoints[0].ID {
@@ -97,7 +106,7 @@ func TestExcludedEndpointIsNeverChosen(t *testing.T) {
 }
 
 func TestRetryPrefersTheSameRevision(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(3)
+	b, pool := newBookOf(Config{}, 3)
 	pool.Endpoints[2].Revision = "r2"
 	for range 20 {
 		if r := reserve(t, b, start, pool, Ask{PreferRevision: "r2", Retry: true}); r.Endpoint.Revision != "r2" {
@@ -107,7 +116,7 @@ func TestRetryPrefersTheSameRevision(t *testing.T) {
 }
 
 func TestFailedEndpointIsEjectedTriedAndLetBackSlowly(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(2)
+	b, pool := newBookOf(Config{}, 2)
 	bad := pool.Endpoints[0].ID
 	b.Report(start, Outcome{Endpoint: bad, Verdict: inference.NotStarted})
 	share := func(now time.Time) int {
@@ -154,7 +163,7 @@ func TestFailedEndpointIsEjectedTriedAndLetBackSlowly(t *testing.T) {
 }
 
 func TestEverythingEjectedStillServes(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(2)
+	b, pool := newBookOf(Config{}, 2)
 	for _, e := range pool.Endpoints {
 		b.Report(start, Outcome{Endpoint: e.ID, Verdict: inference.Closed})
 	}
@@ -166,7 +175,7 @@ func TestEverythingEjectedStillServes(t *testing.T) {
 func TestQuickErrorsDoNotAttractTraffic(t *testing.T) {
 	for _, verdict := range []inference.Verdict{inference.Refused, inference.EngineError, inference.Ended} {
 		t.Run(verdict.String(), func(t *testing.T) {
-			b, pool := newBook(Config{Retry: BudgetConfig{Ratio: 1, MinPerSecond: 1}}), newPool(3)
+			b, pool := newBookOf(Config{Retry: BudgetConfig{Ratio: 1, MinPerSecond: 1}}, 3)
 			bad := pool.Endpoints[0].ID
 			toBad := 0
 			var running []*Reservation
@@ -199,7 +208,7 @@ func TestQuickErrorsDoNotAttractTraffic(t *testing.T) {
 }
 
 func TestClientErrorsNeverEject(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(3)
+	b, pool := newBookOf(Config{}, 3)
 	for range 50 {
 		for _, e := range pool.Endpoints {
 			b.Report(start, Outcome{Endpoint: e.ID, Verdict: inference.Refused, Took: time.Millisecond})
@@ -214,7 +223,7 @@ func TestClientErrorsNeverEject(t *testing.T) {
 }
 
 func TestRetryAfterIsKept(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(2)
+	b, pool := newBookOf(Config{}, 2)
 	b.Report(start, Outcome{Endpoint: pool.Endpoints[0].ID, Verdict: inference.Ended, RetryAfter: 2 * time.Second})
 	for range 20 {
 		if r := reserve(t, b, start.Add(1900*time.Millisecond), pool, Ask{}); r.Endpoint.ID == pool.Endpoints[0].ID {
@@ -230,7 +239,7 @@ func TestRetryAfterIsKept(t *testing.T) {
 }
 
 func TestUnhealthyEndpointsAreAvoided(t *testing.T) {
-	b, pool := newBook(Config{HealthPanic: 0.5}), newPool(4)
+	b, pool := newBookOf(Config{HealthPanic: 0.5}, 4)
 	chosen := func() map[inference.EndpointID]bool {
 		got := map[inference.EndpointID]bool{}
 		for range 100 {
@@ -270,8 +279,30 @@ func TestUnhealthyEndpointsAreAvoided(t *testing.T) {
 	}
 }
 
+func TestEndpointThatComesBackKeepsItsNewHealth(t *testing.T) {
+	b, pool := newBookOf(Config{}, 2)
+	id := pool.Endpoints[0].ID
+	var old *Reservation
+	for old == nil || old.Endpoint.ID != id {
+		old = reserve(t, b, start, pool, Ask{})
+	}
+	b.SetHealth(id, inference.Unhealthy)
+	b.Forget(id)
+	b.Admit(id)
+	b.SetHealth(id, inference.Unhealthy)
+	old.Release()
+	b.Report(start, Outcome{Endpoint: id, Verdict: inference.Finished, Took: time.Second})
+	if s := b.Status(start, pool)[0]; s.Health != inference.Unhealthy || s.InFlight != 0 || b.unhealthy != 1 {
+		t.Errorf("%+v, %d unhealthy", s, b.unhealthy)
+	}
+	b.Forget(id)
+	if b.unhealthy != 0 || b.accounts[id] != nil {
+		t.Errorf("%d unhealthy, account %v", b.unhealthy, b.accounts[id])
+	}
+}
+
 func TestModelGoesToEndpointsThatListIt(t *testing.T) {
-	b, pool := newBook(Config{}), newPool(3)
+	b, pool := newBookOf(Config{}, 3)
 	e := pool.Endpoints
 	b.SetModels(e[0].ID, []string{"m1", "m2"})
 	b.SetModels(e[1].ID, []string{"m1"}) // e[2] has not told
@@ -376,7 +407,7 @@ func TestBudgetForgetsTheQuietNight(t *testing.T) {
 // reserved and released leaves nothing behind (CNT-1, CNT-5).
 func TestCountersReturnToZero(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b, pool := newBook(Config{Retry: BudgetConfig{Ratio: 0.2, MinPerSecond: 3}}), newPool(3)
+		b, pool := newBookOf(Config{Retry: BudgetConfig{Ratio: 0.2, MinPerSecond: 3}}, 3)
 		now := start
 		var held []*Reservation
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
@@ -396,6 +427,7 @@ func TestCountersReturnToZero(t *testing.T) {
 				}
 			case 2:
 				e := rapid.SampledFrom(pool.Endpoints).Draw(t, "endpoint")
+				b.Admit(e.ID)
 				b.Report(now, Outcome{Endpoint: e.ID, Verdict: inference.Verdict(rapid.IntRange(0, 11).Draw(t, "verdict"))})
 			case 3:
 				b.Forget(rapid.SampledFrom(pool.Endpoints).Draw(t, "gone").ID)

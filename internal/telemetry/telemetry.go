@@ -92,7 +92,7 @@ func (m *Metrics) Watch(status func() []gateway.PoolStatus) {
 		status: status,
 		inflight: prometheus.NewDesc(namespace+"_inflight_requests", "Requests at an endpoint that are not over.",
 			[]string{"pool", "endpoint"}, nil),
-		available: prometheus.NewDesc(namespace+"_endpoint_available", "1 if the endpoint takes requests, 0 if it failed lately and is kept away.",
+		available: prometheus.NewDesc(namespace+"_endpoint_available", "1 if the endpoint takes requests, 0 if it failed lately or its probes say that it does not serve.",
 			[]string{"pool", "endpoint"}, nil),
 	})
 }
@@ -193,7 +193,7 @@ func (e *endpoints) Collect(ch chan<- prometheus.Metric) {
 	for _, pool := range e.status() {
 		for _, s := range pool.Endpoints {
 			available := 1.0
-			if s.Ejected {
+			if s.Ejected || s.Health != inference.Healthy {
 				available = 0
 			}
 			ch <- prometheus.MustNewConstMetric(e.inflight, prometheus.GaugeValue, float64(s.InFlight), pool.Pool, string(s.Endpoint))

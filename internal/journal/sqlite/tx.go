@@ -15,13 +15,13 @@ import (
 
 // statements are prepared once, on the one connection that writes.
 type statements struct {
-	begin, commit, rollback              *sql.Stmt
-	raise, lastEvent, orphans, load      *sql.Stmt
-	insert, update, end                  *sql.Stmt
-	log, key, bind, rebind, answer, keep *sql.Stmt
-	sweepAnswers, sweepKeys, old         *sql.Stmt
-	dropEvents, dropRequest              *sql.Stmt
-	all                                  []*sql.Stmt
+	begin, commit, rollback                      *sql.Stmt
+	raise, lastEvent, orphans, load              *sql.Stmt
+	insert, update, end                          *sql.Stmt
+	log, key, bind, rebind, extend, answer, keep *sql.Stmt
+	sweepAnswers, sweepKeys, old                 *sql.Stmt
+	dropEvents, dropRequest                      *sql.Stmt
+	all                                          []*sql.Stmt
 }
 
 func (s *statements) prepare(ctx context.Context, c *sql.Conn) error {
@@ -48,6 +48,7 @@ func (s *statements) prepare(ctx context.Context, c *sql.Conn) error {
 		{&s.key, `SELECT request_id, digest, expires_at FROM keys WHERE hash = ?`},
 		{&s.bind, `INSERT INTO keys VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING`},
 		{&s.rebind, `UPDATE keys SET request_id = ?, digest = ?, expires_at = ? WHERE hash = ? AND request_id = ?`},
+		{&s.extend, `UPDATE keys SET expires_at = ? WHERE request_id = ?`},
 		{&s.answer, `SELECT status, header, body FROM answers WHERE request_id = ?`},
 		{&s.keep, `INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)`},
 		{&s.sweepAnswers, `DELETE FROM answers WHERE request_id IN (SELECT request_id FROM answers WHERE expires_at <= ? LIMIT ?)`},
@@ -162,6 +163,11 @@ func (t *tx) Bind(b *journal.Binding, was inference.RequestID) (bool, error) {
 		return changed(t.s.bind.ExecContext(t.ctx, b.Hash[:], string(b.Request), b.Digest[:], int64(b.Expires)))
 	}
 	return changed(t.s.rebind.ExecContext(t.ctx, string(b.Request), b.Digest[:], int64(b.Expires), b.Hash[:], string(was)))
+}
+
+func (t *tx) Extend(id inference.RequestID, expires journal.Time) error {
+	_, err := t.s.extend.ExecContext(t.ctx, int64(expires), string(id))
+	return err
 }
 
 func (t *tx) Answer(id inference.RequestID) (*journal.Answer, error) {
