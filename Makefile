@@ -1,7 +1,7 @@
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS   += --no-print-directory
-.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration bench gen
+.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration bench microbench gen
 
 # Tests ask testing.Short whether they are left to make test-long.
 SHORT    ?= -short
@@ -55,7 +55,10 @@ fuzz: ## run every fuzz target for FUZZTIME
 integration: ## tests with real engines, clients and proxies
 	go test -count=1 -timeout 20m $(SHORT) ./test/...
 
-bench: ## benchmarks; BENCH=name picks some
+bench: ## headgate beside nginx, HAProxy and ReverseProxy, about 6 minutes; bench/run.sh --quick for less
+	bench/run.sh
+
+microbench: ## Go benchmarks; BENCH=name picks some
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(packages)
 
 gen: ## write docs/config.md from internal/config

@@ -194,11 +194,24 @@ func (g *Gateway) SetEndpoints(name string, list []inference.Endpoint) {
 // errDraining is the cause of exchanges that Drain cut off.
 var errDraining = errors.New("gateway is shutting down")
 
-// Ready reports whether requests are accepted.
+// Ready reports whether requests are accepted and can be served: not while
+// draining, while the journal fails that every request needs, or while nothing
+// can be reached at any endpoint.
 func (g *Gateway) Ready() bool {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	return !g.draining && len(g.state.Load().pools) > 0
+	draining := g.draining
+	g.mu.Unlock()
+	if draining || !g.journal.Serves() {
+		return false
+	}
+	for _, pool := range g.Status() {
+		for _, s := range pool.Endpoints {
+			if s.Health != inference.Gone {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Drain refuses new requests and waits for the running ones. When ctx is done

@@ -312,6 +312,14 @@ func (j *Journal) Status() Status {
 	return s
 }
 
+// Serves reports whether requests would be taken: not while the store fails and
+// every request needs it.
+func (j *Journal) Serves() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return !j.down || j.durability != Strict
+}
+
 // Close writes what is queued, stops the writer and closes the store. Events
 // that come later are refused. It returns an error if something was left.
 func (j *Journal) Close() error {
