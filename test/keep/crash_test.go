@@ -283,6 +283,12 @@ func TestKeysSurviveKill(t *testing.T) {
 	go func() { waiting <- p.try("POST", chat, streamed, key("waiting", "X-Sim-Fault", "stall@head")...) }()
 	arrival(t, ahead+1, e...)
 	runningID := running.res.Header.Get("X-Request-Id")
+	// Its dispatch is queued and not promised: reading the record waits for it.
+	for _, entry := range received(e...) {
+		if r := p.record(entry.Request); entry.Attempt == 1 && len(r.Attempts) == 0 {
+			t.Fatalf("record without its attempt: %+v", r)
+		}
+	}
 	p.kill()
 	if a := <-waiting; a.status != 0 {
 		t.Errorf("a client of a dead gateway got %v", a)
