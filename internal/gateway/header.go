@@ -75,7 +75,7 @@ func clientHeader(engine http.Header, id inference.RequestID) http.Header {
 		}
 		h[name] = values
 	}
-	h.Set("X-Request-Id", string(id))
+	identify(h, id)
 	if after := h.Get("Retry-After"); after != "" {
 		h.Set("Retry-After", seconds(min(retryAfter(after, time.Now()), inference.RetryAfterMax)))
 	}
@@ -83,6 +83,13 @@ func clientHeader(engine http.Header, id inference.RequestID) http.Header {
 		h.Set("Retry-After-Ms", roundUp(inference.RetryAfterMax, time.Millisecond))
 	}
 	return h
+}
+
+// identify names the request in an answer. Anthropic's SDKs read the second name
+// only.
+func identify(h http.Header, id inference.RequestID) {
+	h["X-Request-Id"] = []string{string(id)}
+	h["Request-Id"] = []string{string(id)}
 }
 
 // connectionListed are the headers that a Connection header claims for the

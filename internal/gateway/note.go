@@ -103,7 +103,7 @@ func (g *Gateway) replay(ex Exchange, d journal.Decision) {
 	h := d.Answer.Header.Clone()
 	h.Set("Content-Length", strconv.Itoa(len(d.Answer.Body)))
 	h.Set("Idempotent-Replayed", "true")
-	h.Set("X-Request-Id", string(d.Record.RequestID))
+	identify(h, d.Record.RequestID)
 	ex.WriteHead(d.Answer.Status, h)
 	_, _ = ex.Write(d.Answer.Body)
 }

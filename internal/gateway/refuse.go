@@ -31,10 +31,10 @@ func writeErrorDetail(ex Exchange, d dialect.Dialect, err *inference.Error, deta
 	h := http.Header{
 		"Content-Type":    {"application/json"},
 		"Content-Length":  {strconv.Itoa(len(body))},
-		"X-Request-Id":    {string(detail.RequestID)},
 		"Headgate-Reason": {string(err.Code)},
 		"X-Should-Retry":  {strconv.FormatBool(detail.Retryable)},
 	}
+	identify(h, detail.RequestID)
 	if err.Allow != "" {
 		h["Allow"] = []string{err.Allow}
 	}
@@ -54,10 +54,8 @@ func writeJSON(ex Exchange, id inference.RequestID, v any) {
 		writeError(ex, id, openai.Chat, &inference.Error{Code: inference.Internal, Message: "internal error", Err: err})
 		return
 	}
-	ex.WriteHead(http.StatusOK, http.Header{
-		"Content-Type":   {"application/json"},
-		"Content-Length": {strconv.Itoa(len(body))},
-		"X-Request-Id":   {string(id)},
-	})
+	h := http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(body))}}
+	identify(h, id)
+	ex.WriteHead(http.StatusOK, h)
 	_, _ = ex.Write(body)
 }

@@ -12,8 +12,10 @@ package clients_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"flag"
 	"os"
 	"os/exec"
 	"slices"
@@ -34,10 +36,16 @@ type sdk struct {
 	counts      bool  // and says so in x-stainless-retry-count
 	resendsCut  bool  // sends again when the body of an answer that is not streamed breaks off
 	resendsMore []int // statuses that it sends again although nothing says so
-	usageAlways bool  // asks for usage whatever the application says
+	usageAlways bool  // gets usage whatever the application says
+	bare        bool  // its base URL is without /v1
+	needsEnd    bool  // its streams are not whole without their last event
+	namesTool   bool  // the simulated engine puts the tool's name into the arguments of a whole call
+
+	finishes map[string]string // its own names of finish reasons
 
 	refusal     func(s scenario, resent bool) string // class of the error that stands for a status
 	interrupted string                               // class of the error in a stream
+	kind        string                               // and its type, if that is not upstream_error
 	comments    string                               // class of that error after comments, where it differs
 	details     bool                                 // shows the error object in full there
 	requestID   bool                                 // and the request's id
@@ -49,13 +57,18 @@ func sdks() []sdk {
 			return play(t, all, "node", "NODE_PATH="+installed(t, "clients.sh"), script, args...)
 		}
 	}
-	python := func(t *testing.T, all []scenario) []seen {
-		return play(t, all, "python3", "PYTHONPATH="+installed(t, "pyclients.sh"), "openai_py.py")
+	python := func(script string, args ...string) func(*testing.T, []scenario) []seen {
+		return func(t *testing.T, all []scenario) []seen {
+			return play(t, all, "python3", "PYTHONPATH="+installed(t, "pyclients.sh"), script, args...)
+		}
 	}
+	responses := map[string]string{"stop": "completed", "length": "max_output_tokens", "tool_calls": "completed"}
+	// Messages always have a limit, and the simulated engine always reaches it.
+	messages := map[string]string{"stop": "max_tokens", "length": "max_tokens", "tool_calls": "tool_use"}
 	return []sdk{
 		{name: "openai-node", plays: node("openai.cjs"), resends: true, counts: true,
 			refusal: byStatus("APIError"), interrupted: "APIError", details: true, requestID: true},
-		{name: "openai-python", plays: python, resends: true, counts: true, resendsCut: true,
+		{name: "openai-python", plays: python("openai_py.py"), resends: true, counts: true, resendsCut: true,
 			refusal: byStatus("APIStatusError"), interrupted: "APIError", details: true},
 		{name: "openai-go", plays: playOpenAIGo, resends: true, counts: true,
 			refusal: always("*openai.Error"), interrupted: "*ssestream.StreamError", details: true},
@@ -70,7 +83,42 @@ func sdks() []sdk {
 			refusal: aiError, interrupted: "Object"},
 		{name: "langchain", plays: node("langchain.cjs"), resends: true, resendsCut: true, resendsMore: []int{415, 431},
 			refusal: byStatus("APIError"), interrupted: "APIError", details: true, requestID: true},
+
+		{name: "openai-node responses", plays: node("openai.cjs", "responses"), resends: true, counts: true,
+			usageAlways: true, needsEnd: true, finishes: responses,
+			refusal: byStatus("APIError"), interrupted: "APIError", details: true, requestID: true},
+		{name: "openai-python responses", plays: python("openai_py.py", "responses"), resends: true, counts: true, resendsCut: true,
+			usageAlways: true, needsEnd: true, finishes: responses,
+			refusal: byStatus("APIStatusError"), interrupted: "APIError", details: true},
+		{name: "anthropic-node", plays: node("anthropic.cjs"), resends: true, counts: true,
+			usageAlways: true, bare: true, finishes: messages, namesTool: true,
+			refusal: anthropicError("APIError"), interrupted: "APIError", kind: "api_error", details: true, requestID: true},
+		{name: "anthropic-python", plays: python("anthropic_py.py"), resends: true, counts: true, resendsCut: true,
+			usageAlways: true, bare: true, finishes: messages, namesTool: true,
+			refusal: anthropicError("APIStatusError"), interrupted: "APIStatusError", kind: "api_error", details: true, requestID: true},
 	}
+}
+
+// scenarios are those that every SDK plays, with what its API makes of them.
+func (c sdk) scenarios(url, draining string) []scenario {
+	all := scenarios()
+	for i := range all {
+		s := &all[i]
+		if c.needsEnd && strings.HasPrefix(s.Fault, "nodone") {
+			s.ends = interrupted
+		}
+	}
+	base := "/v1"
+	if c.bare {
+		base = ""
+	}
+	prepare(all, base, url, draining)
+	for i := range all {
+		if name, ok := c.finishes[all[i].finish]; ok {
+			all[i].finish = name
+		}
+	}
+	return all
 }
 
 // requests is how many requests the SDK makes when it is refused.
@@ -103,6 +151,24 @@ func byStatus(otherwise string) func(scenario, bool) string {
 	}
 }
 
+// anthropicError: the anthropic packages have some more.
+func anthropicError(otherwise string) func(scenario, bool) string {
+	plain := byStatus(otherwise)
+	return func(s scenario, resent bool) string {
+		switch s.status {
+		case 413:
+			return "ContentTooLargeError"
+		case 431:
+			return "RequestHeaderFieldsTooLargeError"
+		case 503:
+			return "ServiceUnavailableError"
+		case 504:
+			return "GatewayTimeoutError"
+		}
+		return plain(s, resent)
+	}
+}
+
 func always(class string) func(scenario, bool) string {
 	return func(scenario, bool) string { return class }
 }
@@ -112,6 +178,16 @@ func aiError(_ scenario, resent bool) string {
 		return "RetryError"
 	}
 	return "APICallError"
+}
+
+// TestMain lets more of them run at once than there are cores: most of their
+// time they wait to send a request again.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
 }
 
 func TestClients(t *testing.T) {
@@ -126,7 +202,7 @@ func TestClients(t *testing.T) {
 
 func testClient(t *testing.T, c sdk, draining *lifecycle.Process) {
 	r := newRig(t)
-	all := prepare(scenarios(), urlOf(r.process), urlOf(draining))
+	all := c.scenarios(urlOf(r.process), urlOf(draining))
 	began := time.Now()
 	saw := map[string]seen{}
 	for _, s := range c.plays(t, all) {
@@ -218,6 +294,9 @@ func judgeAnswer(t *testing.T, c sdk, s scenario, got seen, v visit) {
 	tokens := max(v.finished, v.sent) // an engine that forgets the end marker may not say that it finished
 	text := v.text(tokens)
 	if s.Tool != "" {
+		if c.namesTool && !s.Stream {
+			text = s.Tool
+		}
 		if len(got.Tools) != 1 || got.Tools[0].Name != s.Tool || got.Tools[0].Args.T != text {
 			t.Errorf("tools %v, want %s of %q", got.Tools, s.Tool, text)
 		}
@@ -249,8 +328,9 @@ func judgeInterruption(t *testing.T, c sdk, s scenario, got seen, v visit) {
 		}
 		return
 	}
-	if e.Class != c.interrupted || e.Code != s.code || e.Type != "upstream_error" {
-		t.Errorf("error %v, want a %s with code %s and type upstream_error", e, c.interrupted, s.code)
+	kind := cmp.Or(c.kind, "upstream_error")
+	if e.Class != c.interrupted || e.Code != s.code || e.Type != kind {
+		t.Errorf("error %v, want a %s with code %s and type %s", e, c.interrupted, s.code, kind)
 	}
 	tokens := strings.Count(got.Text, " ")
 	switch {
@@ -367,7 +447,7 @@ func play(t *testing.T, all []scenario, program, path, script string, args ...st
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(ctx, program, append([]string{script}, args...)...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), path}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "PYTHONDONTWRITEBYTECODE=1", path}
 	cmd.Stdin = bytes.NewReader(input)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

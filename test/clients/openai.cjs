@@ -1,10 +1,13 @@
-// The openai package.
+// The openai package; its Responses API if the argument says so.
 const OpenAI = require('openai');
 const { run, headers, prompt, schema, leaving } = require('./lanes.cjs');
 
 async function play(s, seen, fetch) {
   const client = new OpenAI({ baseURL: s.url, apiKey: 'none', maxRetries: s.retries, defaultHeaders: headers(s), fetch });
-  const { signal, piece } = leaving(s);
+  await (process.argv[2] === 'responses' ? responses : chat)(client, s, seen, leaving(s));
+}
+
+async function chat(client, s, seen, { signal, piece }) {
   const ask = {
     model: s.model,
     messages: [{ role: 'user', content: prompt(s) }],
@@ -39,6 +42,43 @@ async function play(s, seen, fetch) {
     }
   }
   seen.tools = calls.map((c) => ({ name: c.name, args: JSON.parse(c.args) }));
+}
+
+async function responses(client, s, seen, { signal, piece }) {
+  const ask = {
+    model: s.model,
+    input: prompt(s),
+    ...(s.tokens && { max_output_tokens: s.tokens }),
+    ...(s.tool && { tools: [{ type: 'function', name: s.tool, parameters: schema, strict: false }] }),
+  };
+  const called = (item) => {
+    if (item.type === 'function_call') seen.tools.push({ name: item.name, args: JSON.parse(item.arguments) });
+  };
+  const ended = (response) => {
+    seen.finish = response.incomplete_details?.reason ?? response.status;
+    seen.usage = response.usage.output_tokens;
+  };
+  if (!s.stream) {
+    const answer = await client.responses.create(ask, { signal });
+    seen.text = answer.output_text;
+    answer.output.forEach(called);
+    ended(answer);
+    return;
+  }
+  for await (const event of await client.responses.create({ ...ask, stream: true }, { signal })) {
+    switch (event.type) {
+      case 'response.output_text.delta':
+        seen.text += event.delta;
+        piece();
+        break;
+      case 'response.output_item.done':
+        called(event.item);
+        break;
+      case 'response.completed':
+      case 'response.incomplete':
+        ended(event.response);
+    }
+  }
 }
 
 run(play, (e) => ({ code: e.code, type: e.type, status: e.status, requestID: e.requestID, detail: e.error }));

@@ -1,32 +1,23 @@
-"""The openai package of Python: lanes.cjs and openai.cjs in one."""
+"""The openai package of Python; its Responses API if the argument says so."""
 
 import json
 import sys
-import threading
-import time
 
+import lanes
 import openai
 
 
 def play(s, seen):
-    headers = {"x-check-tag": s["name"], **(s["headers"] or {})}
-    if s["fault"]:
-        headers["x-sim-fault"] = s["fault"]
-    # A request that gets no answer in time is the only one that can leave
-    # before the first byte: a blocking call has no other way.
-    leave_after = s["leaveAfter"]
-    client = openai.OpenAI(
-        base_url=s["url"], api_key="none", max_retries=s["retries"], default_headers=headers,
-        timeout=leave_after / 1000 if leave_after else 60,
-        http_client=openai.DefaultHttpxClient(event_hooks=recorded(seen["requests"])),
-    )
-    prompt = "call:" + s["tool"] if s["tool"] else "hello"
-    ask = {"model": s["model"], "messages": [{"role": "user", "content": prompt + " x" * (s["pad"] // 2)}]}
+    client = openai.OpenAI(**lanes.client(s, seen, openai.DefaultHttpxClient))
+    (responses if sys.argv[1:] == ["responses"] else chat)(client, s, seen)
+
+
+def chat(client, s, seen):
+    ask = {"model": s["model"], "messages": [{"role": "user", "content": lanes.prompt(s)}]}
     if s["tokens"]:
         ask["max_tokens"] = s["tokens"]
     if s["tool"]:
-        schema = {"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"]}
-        ask["tools"] = [{"type": "function", "function": {"name": s["tool"], "parameters": schema}}]
+        ask["tools"] = [{"type": "function", "function": {"name": s["tool"], "parameters": lanes.schema}}]
     if not s["stream"]:
         answer = client.chat.completions.create(**ask)
         choice = answer.choices[0]
@@ -60,51 +51,49 @@ def play(s, seen):
     seen["tools"] = [{"name": c["name"], "args": json.loads(c["args"])} for c in calls.values()]
 
 
-def recorded(requests):
-    """Hooks that note every request, so that the SDK's own resends show."""
+def responses(client, s, seen):
+    ask = {"model": s["model"], "input": lanes.prompt(s)}
+    if s["tokens"]:
+        ask["max_output_tokens"] = s["tokens"]
+    if s["tool"]:
+        ask["tools"] = [{"type": "function", "name": s["tool"], "parameters": lanes.schema, "strict": False}]
+    if not s["stream"]:
+        answer = client.responses.create(**ask)
+        seen["text"] = answer.output_text
+        for item in answer.output:
+            called(item, seen)
+        ended(answer, seen)
+        return
+    pieces = 0
+    with client.responses.create(**ask, stream=True) as stream:
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                seen["text"] += event.delta
+                pieces += 1
+                if pieces == s["leaveAt"]:
+                    break
+            elif event.type == "response.output_item.done":
+                called(event.item, seen)
+            elif event.type in ("response.completed", "response.incomplete"):
+                ended(event.response, seen)
 
-    def began(request):
-        requests.append({"at": time.monotonic() * 1000, "retry": request.headers.get("x-stainless-retry-count", "")})
 
-    def answered(response):
-        h = response.headers
-        requests[-1] |= {
-            "answered": time.monotonic() * 1000,
-            "status": response.status_code,
-            "id": h.get("x-request-id", ""),
-            "reason": h.get("headgate-reason", ""),
-            "again": h.get("x-should-retry", ""),
-            "wait": float(h.get("retry-after-ms", 0)),
-        }
+def called(item, seen):
+    if item.type == "function_call":
+        seen["tools"].append({"name": item.name, "args": json.loads(item.arguments)})
 
-    return {"request": [began], "response": [answered]}
+
+def ended(response, seen):
+    seen["finish"] = response.incomplete_details.reason if response.incomplete_details else response.status
+    seen["usage"] = response.usage.output_tokens
 
 
 def describe(e):
     field = lambda name: getattr(e, name, None)
     return {
-        "class": type(e).__name__, "message": str(e), "code": field("code"), "type": field("type"),
-        "status": field("status_code"), "requestID": field("request_id"), "detail": field("body"),
+        "code": field("code"), "type": field("type"), "status": field("status_code"),
+        "requestID": field("request_id"), "detail": field("body"),
     }
 
 
-def run(lane):
-    for s in lane:
-        seen = {"name": s["name"], "text": "", "finish": "", "tools": [], "usage": 0, "error": None, "requests": []}
-        try:
-            play(s, seen)
-        except Exception as e:
-            seen["error"] = describe(e)
-        with printing:
-            print(json.dumps(seen), flush=True)
-
-
-printing = threading.Lock()
-lanes = {}
-for scenario in json.load(sys.stdin):
-    lanes.setdefault(scenario["lane"], []).append(scenario)
-threads = [threading.Thread(target=run, args=(lane,)) for lane in lanes.values()]
-for t in threads:
-    t.start()
-for t in threads:
-    t.join()
+lanes.run(play, describe)

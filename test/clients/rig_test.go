@@ -26,7 +26,7 @@ var pools = []struct{ name, settings string }{
 	{"main", "failover: {retry_budget: {min_per_second: 1000}}"},
 	{"sick", "failover: {retry_budget: {min_per_second: 1000}}"},
 	{"idle", "timeouts: {idle: 300ms}"},
-	{"late", "timeouts: {first_output: 300ms, total: 300ms}"},
+	{"late", "timeouts: {first_output: 700ms, total: 700ms}"},
 	{"proxied", ""},
 	{"busy", ""},
 	{"large", "collect_max: 1KiB"},

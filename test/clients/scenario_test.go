@@ -35,7 +35,7 @@ type scenario struct {
 	visits int    // attempts at engines, per request of the SDK
 	loses  bool   // the engine's last tokens may be lost
 	drains bool   // ask the gateway that is shutting down
-	path   string // of the base URL; "" means /v1
+	path   string // of the base URL, if not the usual one
 }
 
 type ending uint8
@@ -146,7 +146,7 @@ var refusals = []scenario{
 }
 
 // prepare fills in what is common and where the gateways are.
-func prepare(all []scenario, url, draining string) []scenario {
+func prepare(all []scenario, base, url, draining string) {
 	for i := range all {
 		s := &all[i]
 		switch s.Model {
@@ -165,14 +165,13 @@ func prepare(all []scenario, url, draining string) []scenario {
 			s.visits = 1
 		}
 		if s.path == "" {
-			s.path = "/v1"
+			s.path = base
 		}
 		s.URL = url + s.path
 		if s.drains {
 			s.URL = draining + s.path
 		}
 	}
-	return all
 }
 
 // seen is what the application saw.
