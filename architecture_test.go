@@ -35,7 +35,8 @@ var (
 	cores = []string{
 		"internal/attempt/...", "internal/flow/...", "internal/schedule/...", "internal/prefix/...",
 		"internal/route/...", "internal/fleet/...", "internal/dialect/...", "internal/engine/...",
-		"internal/diagnose/...", "internal/simengine/model/...",
+		"internal/diagnose/...", "internal/simengine/model/...", "internal/lease/...", "internal/guard/roster/...",
+		"internal/mutation/...",
 	}
 
 	// checkers judge the gateway from outside.
@@ -108,7 +109,7 @@ var importRules = []importRule{
 	},
 	{
 		in: checkers, tests: true,
-		ban: own("internal/attempt/...", "internal/lease/...", "internal/gateway/...", "internal/schedule/...", "internal/dialect/...", "internal/upstream/..."),
+		ban: own("internal/attempt/...", "internal/lease/...", "internal/guard/...", "internal/gateway/...", "internal/schedule/...", "internal/dialect/...", "internal/upstream/..."),
 		// internal/sim/check judges these runs; they only drive the gateway.
 		except: []string{"test/faults"},
 		why:    "a checker reads bytes and logs, so that it can't share a mistake with what it checks",
