@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/mutation"
 )
 
 // Policy is what a pool permits. The zero value permits one attempt.
@@ -78,6 +79,10 @@ type Attempt struct {
 	// Resent marks the one attempt that repeats a request lost to a stale
 	// pooled connection. It is counted but not charged to MaxAttempts.
 	Resent bool
+
+	// Again marks an attempt behind a guard that was sent a second time, under
+	// its own number, after a pooled connection turned out to be stale.
+	Again bool
 
 	DispatchedAt  time.Time
 	FirstOutputAt time.Time
@@ -145,10 +150,32 @@ func (r *Request) Charged() int {
 	return n
 }
 
+// Settled reports whether nothing more is to come: the request has its outcome,
+// and no attempt waits for a guard.
+func (r *Request) Settled() bool { return r.phase == inference.Terminal && !r.fencing() }
+
+// fencing reports whether a guard is to prove that the current attempt is
+// silent.
+func (r *Request) fencing() bool {
+	a := r.current()
+	return a != nil && a.State == Fencing && a.Fence == inference.FenceLease
+}
+
 // Step applies one event and returns the work to do, in order. Events of an
 // attempt that is not the current one, and any event after the terminal
-// outcome, are late: they change nothing and yield nothing.
+// outcome, are late: they change nothing and yield nothing. Only what fences
+// the last attempt counts to the end.
 func (r *Request) Step(now time.Time, event Event) []Effect {
+	switch e := event.(type) {
+	case CancelAck:
+		return r.silent(now, e.N, inference.Closed, inference.ProofCancelAck)
+	case LeaseExpired:
+		return r.silent(now, e.N, inference.Uncertain, inference.ProofLeaseExpired)
+	case Evidence:
+		if verdicts[min(e.Kind, kinds-1)] == inference.Dead && r.fencing() {
+			return r.silent(now, e.N, inference.Dead, inference.ProofDead)
+		}
+	}
 	if r.phase == inference.Terminal {
 		return nil
 	}
@@ -285,8 +312,10 @@ func (r *Request) commitLost(now time.Time, e CommitLost) []Effect {
 		return nil
 	}
 	a.State, a.EndedAt = Fencing, now
-	effects := r.fence(a, nil)
-	a.State, a.Proof = Fenced, inference.ProofTransport
+	effects := r.revoke(a, r.fence(a, nil))
+	if a.Fence == inference.FenceTransport {
+		a.State, a.Proof = Fenced, inference.ProofTransport
+	}
 	return append(effects, r.finish(inference.Interrupted, inference.JournalUnavailable, Abort{})...)
 }
 
@@ -294,7 +323,7 @@ func (r *Request) clientGone(now time.Time) []Effect {
 	var effects []Effect
 	if a := r.current(); a != nil && a.open() {
 		a.State, a.Verdict, a.EndedAt = Fencing, inference.ClientGone, now
-		effects = r.fence(a, effects)
+		effects = r.revoke(a, r.fence(a, effects))
 		effects = append(effects, Report{Endpoint: a.Endpoint, Verdict: inference.ClientGone})
 		if a.Fence == inference.FenceTransport {
 			a.State, a.Proof = Fenced, inference.ProofTransport
@@ -309,12 +338,25 @@ func (r *Request) judge(now time.Time, e Evidence) []Effect {
 	if a == nil {
 		return nil
 	}
+	if e.Kind == StaleConnection && a.Fence == inference.FenceLease && !a.Again && !r.firstDelta {
+		a.Again = true
+		return []Effect{Resend{N: a.N, Endpoint: a.Endpoint}}
+	}
 	a.State, a.Verdict, a.EndedAt = Fencing, classify(e, r.spec.Policy, a.Fence), now
+
+	if a.Again && a.Verdict == inference.NotStarted {
+		a.Verdict = inference.Uncertain // the first sending may have started it
+	}
 
 	// Gate first: from here nothing of this attempt can reach the client,
 	// whatever the old connection still holds.
 	effects := r.fence(a, nil)
-	if a.Verdict == inference.Closed && e.Kind == StaleConnection && r.mayResend() {
+	if a.Fence == inference.FenceLease {
+		if a.Proof = leaseProof(a, e); a.Proof != inference.NoProof {
+			a.State = Fenced
+		}
+		effects = r.revoke(a, effects)
+	} else if a.Verdict == inference.Closed && e.Kind == StaleConnection && r.mayResend() {
 		return append(effects, r.resend(now, a)...)
 	}
 	effects = append(effects, Report{Endpoint: a.Endpoint, Verdict: a.Verdict, RetryAfter: e.RetryAfter})
@@ -332,6 +374,42 @@ func (r *Request) fence(a *Attempt, effects []Effect) []Effect {
 	return append(effects, CloseGate{N: a.N}, Cancel{N: a.N})
 }
 
+// revoke asks the guard of an attempt without a proof to stop it. The answer is
+// CancelAck or LeaseExpired; a revoke that was only sent proves nothing.
+func (r *Request) revoke(a *Attempt, effects []Effect) []Effect {
+	if a.Fence == inference.FenceLease && a.State == Fencing {
+		effects = append(effects, Revoke{N: a.N})
+	}
+	return effects
+}
+
+// silent: a guard's word, or the end of a lease, proves that attempt n publishes
+// nothing more. Where that is news of an attempt that was thought to be at work
+// it has failed; verdict says how.
+func (r *Request) silent(now time.Time, n int, verdict inference.Verdict, proof inference.Proof) []Effect {
+	a := r.current()
+	switch {
+	case a == nil || a.N != n || a.Fence != inference.FenceLease:
+		return nil
+	case a.State == Fencing:
+		a.State, a.Proof = Fenced, proof
+		effects := []Effect{Silent{N: n, Proof: proof}}
+		if r.phase == inference.Terminal {
+			return effects
+		}
+		return append(effects, r.askRetry(a)...)
+	case !a.open():
+		return nil
+	}
+	a.State, a.Verdict, a.Proof, a.EndedAt = Fenced, verdict, proof, now
+	effects := append(r.fence(a, nil), Silent{N: n, Proof: proof}, Report{Endpoint: a.Endpoint, Verdict: verdict})
+	if r.firstDelta {
+		return append(effects, r.interrupt(interruption(Evidence{}, verdict))...)
+	}
+	r.excluded = append(r.excluded, a.Endpoint)
+	return append(effects, r.afterFailure(a, Evidence{})...)
+}
+
 func (r *Request) mayResend() bool {
 	return !r.firstDelta && !r.resent && !r.spec.Policy.ExecutesTools
 }
@@ -346,10 +424,15 @@ func (r *Request) resend(now time.Time, a *Attempt) []Effect {
 }
 
 func (r *Request) afterFailure(a *Attempt, e Evidence) []Effect {
-	policy := r.spec.Policy
+	guarded := a.Fence == inference.FenceLease
 	switch a.Verdict {
 	case inference.Refused:
-		a.State, a.Proof = Ended, inference.ProofEnded
+		if !guarded {
+			a.Proof = inference.ProofEnded
+		}
+		if a.Proof != inference.NoProof {
+			a.State = Ended
+		}
 		if r.toolsMayHaveRun() && resentBySDKs(e.Status) {
 			return r.fail(errToolEffects())
 		}
@@ -357,14 +440,30 @@ func (r *Request) afterFailure(a *Attempt, e Evidence) []Effect {
 	case inference.Overloaded:
 		// Never a second attempt because of latency: it would double the load
 		// of a pool that is slow already.
-		a.State = Ended
+		if !guarded {
+			a.State = Ended
+		}
 		return r.fail(inference.Errorf(inference.UpstreamTimeout, "the engine gave no answer within the %s limit", e.Kind.limit()))
 	}
 
-	if a.Proof = proof(a.Verdict, policy); a.Proof == inference.NoProof {
-		return r.fail(errNotFenced())
+	if !guarded {
+		if a.Proof = proof(a.Verdict, r.spec.Policy); a.Proof == inference.NoProof {
+			return r.fail(errNotFenced())
+		}
+		a.State = Fenced
 	}
-	a.State = Fenced
+	if end := r.unrepeatable(a, e); end != nil {
+		return end // nothing follows, so nobody waits for a fence
+	}
+	if a.State == Fencing && !mutation.UnackedRevoke {
+		return nil // CancelAck or LeaseExpired goes on
+	}
+	return r.askRetry(a)
+}
+
+// unrepeatable ends a request that no retry could follow, or returns nil.
+func (r *Request) unrepeatable(a *Attempt, e Evidence) []Effect {
+	policy := r.spec.Policy
 	if policy.ExecutesTools && a.Verdict != inference.NotStarted {
 		// Tools may have run. Nothing here may be repeated, by us or by an SDK;
 		// a 429 or 503 is the engine's word that it did not begin.
@@ -379,6 +478,10 @@ func (r *Request) afterFailure(a *Attempt, e Evidence) []Effect {
 	if r.Charged() >= policy.MaxAttempts || r.errorsSpent(a.Verdict) {
 		return r.exhausted()
 	}
+	return nil
+}
+
+func (r *Request) askRetry(a *Attempt) []Effect {
 	r.asked = true
 	return []Effect{AskRetry{After: a.Verdict}}
 }
@@ -467,7 +570,7 @@ func (r *Request) stop(now time.Time, err *inference.Error) []Effect {
 	var effects []Effect
 	if a != nil && a.open() {
 		a.State, a.EndedAt = Fencing, now
-		effects = r.fence(a, nil)
+		effects = r.revoke(a, r.fence(a, nil))
 	}
 	switch {
 	case r.firstDelta && err.Code != inference.Internal:
@@ -484,7 +587,7 @@ func (r *Request) stop(now time.Time, err *inference.Error) []Effect {
 
 func (r *Request) finish(outcome inference.Outcome, code inference.Code, last ...Effect) []Effect {
 	r.phase, r.outcome, r.code = inference.Terminal, outcome, code
-	return append(last, Finish{Outcome: outcome, Code: code})
+	return append(last, Finish{Outcome: outcome, Code: code, Fencing: r.fencing()})
 }
 
 func (r *Request) current() *Attempt {

@@ -41,11 +41,15 @@ func drawEvent(t *rapid.T, attempts int) Event {
 	}
 	yes := func(label string) bool { return rapid.Bool().Draw(t, label) }
 	endpoint := rapid.SampledFrom([]inference.EndpointID{"a", "b", "c", "d"}).Draw(t, "endpoint")
-	switch rapid.IntRange(0, 12).Draw(t, "event") {
+	switch rapid.IntRange(0, 14).Draw(t, "event") {
 	case 0:
 		return Queued{}
+	case 13:
+		return CancelAck{N: n}
+	case 14:
+		return LeaseExpired{N: n}
 	case 1, 2:
-		return Placed{Endpoint: endpoint}
+		return Placed{Endpoint: endpoint, Fence: rapid.SampledFrom([]inference.FenceLevel{inference.FenceTransport, inference.FenceLease}).Draw(t, "fence")}
 	case 3:
 		return Unplaced{inference.Errorf(rapid.SampledFrom(inference.Codes()).Draw(t, "code"), "x")}
 	case 4:
@@ -93,18 +97,39 @@ type watcher struct {
 	delivered  bool
 	evidence   map[int]Evidence
 	finished   bool
+
+	fence   map[int]inference.FenceLevel
+	revoked int // highest attempt that was revoked
+	proved  map[int]bool
+	again   map[int]bool
+	pending bool // finished, with an attempt that a guard is still to prove silent
 }
 
 func (w *watcher) see(event Event, effects []Effect) {
 	if w.finished && len(effects) > 0 {
-		w.t.Fatalf("effects after the terminal outcome: %v", effects)
+		if _, ok := effects[0].(Silent); !ok || !w.pending || len(effects) > 1 {
+			w.t.Fatalf("effects after the terminal outcome: %v", effects)
+		}
 	}
 	switch e := event.(type) {
+	case Placed:
+		if w.fence == nil {
+			w.fence, w.proved, w.again = map[int]inference.FenceLevel{}, map[int]bool{}, map[int]bool{}
+		}
+		w.fence[w.dispatched+1] = e.Fence
+	case CancelAck:
+		w.prove(e.N)
+	case LeaseExpired:
+		w.prove(e.N)
 	case Delivered:
 		w.delivered = w.completing != 0 && e.N == w.completing
 	case Evidence:
 		if w.evidence == nil {
 			w.evidence = map[int]Evidence{}
+		}
+		if e.N == w.dispatched && (e.Kind == EngineExited || e.Kind == ContainerTerminated || e.Kind == NewIncarnation || e.Kind == GuardReplaced ||
+			e.Kind == Answer && e.Stamped || !w.again[e.N] && notStarted[e.Kind]) {
+			w.prove(e.N)
 		}
 		if _, seen := w.evidence[e.N]; !seen && e.N == w.dispatched {
 			w.evidence[e.N] = e
@@ -115,13 +140,47 @@ func (w *watcher) see(event Event, effects []Effect) {
 	}
 }
 
+// notStarted is what says, of an attempt that was sent once, that it never began.
+var notStarted = map[Kind]bool{
+	ConnectRefused: true, NameGone: true, EndpointGone: true, TLSFailed: true, Unwritten: true,
+	WrongIncarnation: true, LeaseOver: true, LeaseRequired: true,
+}
+
+func (w *watcher) prove(n int) {
+	if n <= w.dispatched && w.proved != nil {
+		w.proved[n] = true
+	}
+}
+
 func (w *watcher) check(effect Effect) {
 	if w.finished {
-		w.t.Fatalf("%T after finish", effect)
+		if _, ok := effect.(Silent); !ok {
+			w.t.Fatalf("%T after finish", effect)
+		}
 	}
 	switch e := effect.(type) {
+	case Resend:
+		if w.fence[e.N] != inference.FenceLease || w.again[e.N] || w.committed != 0 || w.closed >= e.N {
+			w.t.Fatalf("attempt %d sent again: lease %v, before %v, committed %d, closed %d", e.N, w.fence[e.N], w.again[e.N], w.committed, w.closed)
+		}
+		w.again[e.N] = true
+		if w.evidence[e.N].Kind == StaleConnection {
+			delete(w.evidence, e.N)
+		}
+	case Revoke:
+		if w.fenced < e.N || w.fence[e.N] != inference.FenceLease {
+			w.t.Fatalf("attempt %d revoked before its gate and connection were closed", e.N)
+		}
+		w.revoked = e.N
+	case Silent:
+		if !w.proved[e.N] || e.Proof == inference.NoProof {
+			w.t.Fatalf("attempt %d called silent with proof %q", e.N, e.Proof)
+		}
+		w.pending = false
 	case Dispatch:
 		switch {
+		case w.dispatched > 0 && w.fence[w.dispatched] == inference.FenceLease && !w.proved[w.dispatched]:
+			w.t.Fatalf("I3: attempt %d dispatched, nothing proves attempt %d silent", e.N, w.dispatched)
 		case w.committed != 0:
 			w.t.Fatalf("I2: attempt %d dispatched after the first delta", e.N)
 		case w.dispatched > w.fenced:
@@ -161,7 +220,10 @@ func (w *watcher) check(effect Effect) {
 			w.t.Fatalf("%T with nothing committed", effect)
 		}
 	case Finish:
-		w.finished = true
+		w.finished, w.pending = true, e.Fencing
+		if e.Fencing && w.revoked != w.dispatched {
+			w.t.Fatalf("finished while fencing attempt %d: revoked %d", w.dispatched, w.revoked)
+		}
 		if (e.Outcome == inference.Completed) != w.delivered {
 			w.t.Fatalf("I4: outcome %s, delivered %v", e.Outcome, w.delivered)
 		}
@@ -181,9 +243,14 @@ func (w *watcher) harmless(e Respond) {
 	}
 	if ev, ok := w.evidence[w.dispatched]; ok {
 		switch ev.Kind {
-		case ConnectRefused, NameGone, EndpointGone, TLSFailed, Unwritten:
-			return
+		case ConnectRefused, NameGone, EndpointGone, TLSFailed, Unwritten, WrongIncarnation, LeaseOver, LeaseRequired:
+			if !w.again[w.dispatched] {
+				return
+			}
 		case Answer:
+			if w.fence[w.dispatched] == inference.FenceLease && !ev.Stamped {
+				break
+			}
 			if ev.Status == 429 || ev.Status == 503 || ev.Stamped && (ev.Status == 502 || ev.Status == 504) {
 				return
 			}
@@ -199,6 +266,12 @@ func (w *watcher) settle(r *Request) {
 	w.see(ClientGone{}, r.Step(time.Unix(0, 0), ClientGone{}))
 	if !w.finished || r.Outcome() == inference.NoOutcome {
 		w.t.Fatalf("the request did not end: %s", r.Phase())
+	}
+	if n := len(r.attempts); w.pending {
+		w.see(LeaseExpired{N: n}, r.Step(time.Unix(0, 0), LeaseExpired{N: n}))
+	}
+	if !r.Settled() || w.pending {
+		w.t.Fatalf("not settled after the last lease has expired")
 	}
 }
 
@@ -219,6 +292,13 @@ func TestClassifier(t *testing.T) {
 		{Evidence{Kind: EngineExited}, inference.Dead, all(inference.ProofDead)},
 		{Evidence{Kind: ContainerTerminated}, inference.Dead, all(inference.ProofDead)},
 		{Evidence{Kind: NewIncarnation}, inference.Dead, all(inference.ProofDead)},
+		{Evidence{Kind: GuardReplaced}, inference.Dead, all(inference.ProofDead)},
+		{Evidence{Kind: WrongIncarnation}, inference.NotStarted, all(inference.ProofNotStarted)},
+		{Evidence{Kind: LeaseOver}, inference.NotStarted, all(inference.ProofNotStarted)},
+		{Evidence{Kind: LeaseRequired}, inference.NotStarted, all(inference.ProofNotStarted)},
+		{Evidence{Kind: DuplicateAttempt}, inference.Closed, textOnly},
+		{Evidence{Kind: StaleEpoch}, inference.Uncertain, looseOnly},
+		{Evidence{Kind: StaleGeneration}, inference.Uncertain, looseOnly},
 		{Evidence{Kind: PeerClosed}, inference.Closed, textOnly},
 		{Evidence{Kind: PeerReset}, inference.Closed, textOnly},
 		{Evidence{Kind: StaleConnection}, inference.Closed, textOnly},
@@ -282,6 +362,45 @@ func TestPodGoneIsProofOnlyWithoutGuardAndTools(t *testing.T) {
 	} {
 		if got := classify(Evidence{Kind: PodGone}, row.policy, row.fence); got != row.want {
 			t.Errorf("%+v %s: %s, want %s", row.policy, row.fence, got, row.want)
+		}
+	}
+}
+
+// TestBehindAGuard: what evidence alone proves where a revoke costs little.
+func TestBehindAGuard(t *testing.T) {
+	for _, row := range []struct {
+		evidence Evidence
+		verdict  inference.Verdict
+		proof    inference.Proof // NoProof: revoke
+	}{
+		{Evidence{Kind: ConnectRefused}, inference.NotStarted, inference.ProofNotStarted},
+		{Evidence{Kind: Unwritten}, inference.NotStarted, inference.ProofNotStarted},
+		{Evidence{Kind: WrongIncarnation}, inference.NotStarted, inference.ProofNotStarted},
+		{Evidence{Kind: LeaseOver}, inference.NotStarted, inference.ProofNotStarted},
+		{Evidence{Kind: LeaseRequired}, inference.NotStarted, inference.ProofNotStarted},
+		{Evidence{Kind: DuplicateAttempt}, inference.Closed, inference.NoProof},
+		{Evidence{Kind: StaleEpoch}, inference.Uncertain, inference.NoProof},
+		{Evidence{Kind: StaleGeneration}, inference.Uncertain, inference.NoProof},
+		{Evidence{Kind: EngineExited}, inference.Dead, inference.ProofDead},
+		{Evidence{Kind: GuardReplaced}, inference.Dead, inference.ProofDead},
+		{Evidence{Kind: PeerClosed}, inference.Closed, inference.NoProof},
+		{Evidence{Kind: PodGone}, inference.Uncertain, inference.NoProof},
+		{Evidence{Kind: GuardLost}, inference.Uncertain, inference.NoProof},
+		{Evidence{Kind: IdleLimit}, inference.Overloaded, inference.NoProof},
+		{Evidence{Kind: Answer, Status: 503}, inference.Uncertain, inference.NoProof},
+		{Evidence{Kind: Answer, Status: 404}, inference.Uncertain, inference.NoProof},
+		{Evidence{Kind: Answer, Status: 503, Stamped: true}, inference.Ended, inference.ProofEnded},
+		{Evidence{Kind: Answer, Status: 504, Stamped: true}, inference.Ended, inference.ProofEnded},
+		{Evidence{Kind: Answer, Status: 500, Stamped: true}, inference.EngineError, inference.ProofEnded},
+		{Evidence{Kind: Answer, Status: 404, Stamped: true}, inference.Refused, inference.ProofEnded},
+		{Evidence{Kind: ErrorEvent}, inference.EngineError, inference.NoProof},
+		{Evidence{Kind: Garbage}, inference.EngineError, inference.NoProof},
+		{Evidence{Kind: Incomplete}, inference.EngineError, inference.NoProof},
+	} {
+		a := Attempt{Fence: inference.FenceLease}
+		a.Verdict = classify(row.evidence, Policy{}, a.Fence)
+		if got := leaseProof(&a, row.evidence); a.Verdict != row.verdict || got != row.proof {
+			t.Errorf("%s %d: %s %q, want %s %q", row.evidence.Kind, row.evidence.Status, a.Verdict, got, row.verdict, row.proof)
 		}
 	}
 }

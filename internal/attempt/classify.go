@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/mutation"
 )
 
 // Kind is one sort of evidence about an attempt's end.
@@ -22,6 +23,7 @@ const (
 	EngineExited        // a guard saw the process exit
 	ContainerTerminated // Kubernetes says so, from a Ready node
 	NewIncarnation      // another engine process answers at the address
+	GuardReplaced       // another guard holds the engine's lock
 
 	PeerClosed      // FIN before the answer was complete
 	PeerReset       // RST
@@ -39,6 +41,14 @@ const (
 	IdleLimit
 	TotalLimit
 
+	// A guard refused the attempt. The first three did not start here.
+	WrongIncarnation
+	LeaseOver
+	LeaseRequired
+	DuplicateAttempt // it had started
+	StaleEpoch       // another attempt of the request was there before
+	StaleGeneration  // another life of this gateway was heard
+
 	Answer     // a well-framed answer with a status other than success
 	ErrorEvent // an error inside a successful answer
 	Garbage    // not HTTP, not JSON, HTML, an undecodable coding
@@ -49,11 +59,13 @@ const (
 
 var kindNames = [kinds]string{
 	ConnectRefused: "connect_refused", NameGone: "name_gone", EndpointGone: "endpoint_gone", TLSFailed: "tls_failed", Unwritten: "unwritten",
-	EngineExited: "engine_exited", ContainerTerminated: "container_terminated", NewIncarnation: "new_incarnation",
+	EngineExited: "engine_exited", ContainerTerminated: "container_terminated", NewIncarnation: "new_incarnation", GuardReplaced: "guard_replaced",
 	PeerClosed: "peer_closed", PeerReset: "peer_reset", StaleConnection: "stale_connection", PodGone: "pod_gone",
 	ConnectTimeout: "connect_timeout", NoRoute: "no_route", GuardLost: "guard_lost", ProbesFail: "probes_fail",
 	EndpointRemoved: "endpoint_removed", Unknown: "unknown",
 	FirstOutputLimit: "first_output_limit", IdleLimit: "idle_limit", TotalLimit: "total_limit",
+	WrongIncarnation: "wrong_incarnation", LeaseOver: "lease_expired", LeaseRequired: "lease_required",
+	DuplicateAttempt: "duplicate_attempt", StaleEpoch: "stale_epoch", StaleGeneration: "stale_generation",
 	Answer: "answer", ErrorEvent: "error_event", Garbage: "garbage", Incomplete: "incomplete",
 }
 
@@ -89,6 +101,7 @@ var verdicts = [kinds]inference.Verdict{
 	EngineExited:        inference.Dead,
 	ContainerTerminated: inference.Dead,
 	NewIncarnation:      inference.Dead,
+	GuardReplaced:       inference.Dead,
 
 	// A closed connection is not proof of death: a middlebox closes too.
 	PeerClosed:      inference.Closed,
@@ -106,6 +119,13 @@ var verdicts = [kinds]inference.Verdict{
 	IdleLimit:        inference.Overloaded,
 	TotalLimit:       inference.Overloaded,
 
+	WrongIncarnation: inference.NotStarted,
+	LeaseOver:        inference.NotStarted,
+	LeaseRequired:    inference.NotStarted,
+	DuplicateAttempt: inference.Closed,
+	StaleEpoch:       inference.Uncertain,
+	StaleGeneration:  inference.Uncertain,
+
 	Garbage:    inference.EngineError,
 	Incomplete: inference.EngineError,
 }
@@ -113,6 +133,9 @@ var verdicts = [kinds]inference.Verdict{
 func classify(e Evidence, policy Policy, fence inference.FenceLevel) inference.Verdict {
 	switch e.Kind {
 	case Answer:
+		if fence == inference.FenceLease && !e.Stamped {
+			return inference.Uncertain // neither engine nor guard: something in between
+		}
 		return classifyStatus(e.Status, e.Stamped)
 	case ErrorEvent:
 		if e.Status >= 400 && e.Status < 500 {
@@ -167,6 +190,21 @@ func proof(v inference.Verdict, policy Policy) inference.Proof {
 		if policy.AllowTransportFence && !policy.ExecutesTools {
 			return inference.ProofTransport
 		}
+	}
+	return inference.NoProof
+}
+
+// leaseProof says how an attempt behind a guard is known to be silent after its
+// evidence alone, or NoProof where it must be revoked: unlike without a guard
+// that costs a few milliseconds, so nothing weaker counts.
+func leaseProof(a *Attempt, e Evidence) inference.Proof {
+	switch {
+	case a.Verdict == inference.Dead, a.Verdict == inference.Closed && mutation.CloseIsDeath:
+		return inference.ProofDead
+	case a.Verdict == inference.NotStarted, e.Kind == DuplicateAttempt && mutation.DuplicateIsNotStarted:
+		return inference.ProofNotStarted
+	case e.Kind == Answer && e.Stamped:
+		return inference.ProofEnded
 	}
 	return inference.NoProof
 }

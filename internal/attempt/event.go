@@ -60,6 +60,14 @@ type (
 	// RetryAnswer answers AskRetry. A nil Err grants the retry.
 	RetryAnswer struct{ Err *inference.Error }
 
+	// CancelAck: the guard's word that it publishes nothing more of attempt N:
+	// it acknowledged a revoke, or ended the attempt by itself.
+	CancelAck struct{ N int }
+
+	// LeaseExpired: the lease of attempt N is over, by the guard's word or by
+	// the gateway's clock.
+	LeaseExpired struct{ N int }
+
 	// Broken: the caller found a broken invariant of its own.
 	Broken struct{ Reason string }
 
@@ -90,19 +98,21 @@ type (
 	}
 )
 
-func (Queued) isEvent()      {}
-func (Placed) isEvent()      {}
-func (Unplaced) isEvent()    {}
-func (FirstOutput) isEvent() {}
-func (Answered) isEvent()    {}
-func (Delivered) isEvent()   {}
-func (WriteFailed) isEvent() {}
-func (CommitLost) isEvent()  {}
-func (ClientGone) isEvent()  {}
-func (Stopped) isEvent()     {}
-func (RetryAnswer) isEvent() {}
-func (Broken) isEvent()      {}
-func (Evidence) isEvent()    {}
+func (Queued) isEvent()       {}
+func (Placed) isEvent()       {}
+func (Unplaced) isEvent()     {}
+func (FirstOutput) isEvent()  {}
+func (Answered) isEvent()     {}
+func (Delivered) isEvent()    {}
+func (WriteFailed) isEvent()  {}
+func (CommitLost) isEvent()   {}
+func (ClientGone) isEvent()   {}
+func (Stopped) isEvent()      {}
+func (RetryAnswer) isEvent()  {}
+func (CancelAck) isEvent()    {}
+func (LeaseExpired) isEvent() {}
+func (Broken) isEvent()       {}
+func (Evidence) isEvent()     {}
 
 // Effect is work for the caller. Effects are carried out in order.
 type Effect interface{ isEffect() }
@@ -114,6 +124,13 @@ type (
 		N        int
 		Endpoint inference.EndpointID
 		Fresh    bool
+	}
+
+	// Resend sends attempt N once more, on a fresh connection to the same guard
+	// with the same lease: its epoch check starts it at most once.
+	Resend struct {
+		N        int
+		Endpoint inference.EndpointID
 	}
 
 	// Commit makes attempt N the answer: where the bit must be durable it is
@@ -132,6 +149,17 @@ type (
 
 	// Cancel ends attempt N's connection, which tells the engine to stop.
 	Cancel struct{ N int }
+
+	// Revoke takes the lease of attempt N back, and goes on to until CancelAck or
+	// LeaseExpired. Its place on the endpoint is taken until Silent.
+	Revoke struct{ N int }
+
+	// Silent: attempt N, whose lease was revoked or ended by itself, is proved
+	// silent. Its place can be given back. It may come after Finish.
+	Silent struct {
+		N     int
+		Proof inference.Proof
+	}
 
 	// Report tells the pool's book how an endpoint did.
 	Report struct {
@@ -161,18 +189,23 @@ type (
 	// Abort cuts a committed answer that has no in-band way to tell.
 	Abort struct{}
 
-	// Finish is the terminal outcome: always the last effect of a request.
+	// Finish is the terminal outcome: the last effect of a request, but for the
+	// Silent of an attempt that was still being fenced: Fencing says so.
 	Finish struct {
 		Outcome inference.Outcome
 		Code    inference.Code
+		Fencing bool
 	}
 )
 
 func (Dispatch) isEffect()    {}
+func (Resend) isEffect()      {}
 func (Commit) isEffect()      {}
 func (Complete) isEffect()    {}
 func (CloseGate) isEffect()   {}
 func (Cancel) isEffect()      {}
+func (Revoke) isEffect()      {}
+func (Silent) isEffect()      {}
 func (Report) isEffect()      {}
 func (AskRetry) isEffect()    {}
 func (Requeue) isEffect()     {}

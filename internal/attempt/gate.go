@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"sync"
+
+	"github.com/headgate/headgate/internal/mutation"
 )
 
 // ErrGateClosed says that the attempt may not write to the client. The bytes
@@ -65,7 +67,7 @@ func (g *Gate) Close(n int) {
 func (g *Gate) Commit(n int, write func() (Counters, error)) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.owner != n || g.sealed {
+	if (g.owner != n || g.sealed) && !mutation.NoGate && !mutation.NoRecheck {
 		g.counters.Late++
 		return ErrGateClosed
 	}
@@ -86,7 +88,7 @@ func (g *Gate) Publish(n int, w io.Writer, chunk []byte, events, tokens int) err
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case g.owner != n || g.sealed:
+	case (g.owner != n || g.sealed) && !mutation.NoGate:
 		g.counters.Late++
 		return ErrGateClosed
 	case !g.committed:

@@ -147,7 +147,11 @@ func parseEvent(words []string) (Event, error) {
 	case "queued":
 		return Queued{}, nil
 	case "placed":
-		return Placed{Endpoint: inference.EndpointID(args[0]), Revision: "r1"}, nil
+		placed := Placed{Endpoint: inference.EndpointID(args[0]), Revision: "r1"}
+		if has("lease") {
+			placed.Fence = inference.FenceLease
+		}
+		return placed, nil
 	case "unplaced":
 		return Unplaced{inference.Errorf(inference.Code(args[0]), "unplaced")}, nil
 	case "first_output":
@@ -162,6 +166,14 @@ func parseEvent(words []string) (Event, error) {
 		return CommitLost{N: n}, nil
 	case "client_gone":
 		return ClientGone{}, nil
+	case "cancel_ack":
+		return CancelAck{N: n}, nil
+	case "lease_expired":
+		// Also the name of a refusal: a guard's answer to a dispatch.
+		if !has("refused") {
+			return LeaseExpired{N: n}, nil
+		}
+		return Evidence{N: n, Kind: LeaseOver}, nil
 	case "granted":
 		return RetryAnswer{}, nil
 	case "denied":
@@ -212,6 +224,12 @@ func show(effect Effect) string {
 			return fmt.Sprintf("dispatch %d to %s on a fresh connection", e.N, e.Endpoint)
 		}
 		return fmt.Sprintf("dispatch %d to %s", e.N, e.Endpoint)
+	case Resend:
+		return fmt.Sprintf("resend %d to %s on a fresh connection", e.N, e.Endpoint)
+	case Revoke:
+		return fmt.Sprintf("revoke %d", e.N)
+	case Silent:
+		return fmt.Sprintf("%d is silent: %s", e.N, e.Proof)
 	case Commit:
 		return fmt.Sprintf("commit %d", e.N)
 	case Complete:
@@ -241,10 +259,14 @@ func show(effect Effect) string {
 	case Abort:
 		return "abort the body"
 	case Finish:
+		words := []string{"finish", e.Outcome.String()}
 		if e.Code != "" {
-			return fmt.Sprintf("finish %s %s", e.Outcome, e.Code)
+			words = append(words, string(e.Code))
 		}
-		return fmt.Sprintf("finish %s", e.Outcome)
+		if e.Fencing {
+			words = append(words, "while fencing")
+		}
+		return strings.Join(words, " ")
 	}
 	return fmt.Sprintf("unknown effect %T", effect)
 }
