@@ -113,7 +113,10 @@ type Request struct {
 // NewRequest begins a logical request.
 func NewRequest(spec Spec) *Request {
 	spec.Policy.MaxAttempts = max(spec.Policy.MaxAttempts, 1)
-	return &Request{spec: spec, phase: inference.Received, waiting: true}
+	return &Request{
+		spec: spec, phase: inference.Received, waiting: true,
+		resent: spec.Prior > spec.PriorCharged, // what was not charged was the resend
+	}
 }
 
 // Phase is how far the request has come.
@@ -455,7 +458,10 @@ func (r *Request) afterFailure(a *Attempt, e Evidence) []Effect {
 	if end := r.unrepeatable(a, e); end != nil {
 		return end // nothing follows, so nobody waits for a fence
 	}
-	if a.State == Fencing && !mutation.UnackedRevoke {
+	if mutation.UnackedRevoke {
+		a.State, a.Proof = Fenced, inference.ProofCancelAck
+	}
+	if a.State == Fencing {
 		return nil // CancelAck or LeaseExpired goes on
 	}
 	return r.askRetry(a)

@@ -190,7 +190,8 @@ type (
 	Abort struct{}
 
 	// Finish is the terminal outcome: the last effect of a request, but for the
-	// Silent of an attempt that was still being fenced: Fencing says so.
+	// Silent of an attempt that was still being fenced: Fencing says so. Nothing
+	// is written after it: a write that waited for the journal is late.
 	Finish struct {
 		Outcome inference.Outcome
 		Code    inference.Code

@@ -171,16 +171,17 @@ func (l *Link) replace(hb Heartbeat) {
 	l.known, l.alone, l.paired = hb.Guard, hb.Alone, false
 }
 
-// fencedByDeath drops the leases of incarnations that can't be at work any
-// more. Without the lock on the engine the old guard may live on unseen, and
-// its leases are waited out.
+// fencedByDeath drops the leases of the same guard's incarnations that can't be
+// at work any more. Without the lock on the engine the old one may live on
+// unseen, and its leases are waited out. Another guard proves nothing: one may
+// answer first at the address of a lease that was inherited.
 func (l *Link) fencedByDeath() []Proved {
 	if !l.alone && !mutation.NoEngineLock {
 		return nil
 	}
 	var fenced []Proved
 	for _, key := range slices.Clone(l.heldKeys) {
-		if l.leases[key].first.Guard != l.known {
+		if of := l.leases[key].first.Guard; of.Guard == l.known.Guard && of != l.known {
 			fenced = append(fenced, Proved{key, inference.ProofDead})
 			l.drop(key)
 		}

@@ -254,6 +254,19 @@ func TestRestartWaitsEveryLeaseOut(t *testing.T) {
 	}
 }
 
+func TestAnotherGuardProvesNothingAboutAnInheritedLease(t *testing.T) {
+	l := NewLink(terms, Gateway{"gw", 2})
+	l.Inherit(key, first, start)
+	l.Open(1)
+	stranger := Incarnation{Guard: "x", Start: 1, Boot: "boot-1"}
+	if h := l.Heartbeat(at(1), 1, Heartbeat{G: 1, Guard: stranger, Alone: true}); len(h.Fenced) != 0 {
+		t.Errorf("fenced by a stranger: %v", h.Fenced)
+	}
+	if _, ok := l.Ended(End{Key: key, Guard: stranger, Reason: Revoked}); ok {
+		t.Error("a stranger's word counts")
+	}
+}
+
 func TestNothingIsGrantedPastOnesOwnOwnership(t *testing.T) {
 	l := connected(t)
 	l.Own(at(2 * time.Second))

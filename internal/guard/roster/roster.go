@@ -105,7 +105,7 @@ func (r *Roster) Hello(g lease.Gateway) bool {
 func (r *Roster) Admit(now lease.Boottime, g lease.Grant) Refusal {
 	entry := r.requests[g.Request]
 	switch {
-	case !r.Hello(g.Gateway) && !mutation.NoGeneration:
+	case !r.Hello(g.Gateway):
 		return StaleGeneration
 	case g.Guard != r.self && !r.anyIncarnation(g):
 		return WrongIncarnation
@@ -175,7 +175,7 @@ func (r *Roster) find(key lease.Key) *attempt {
 // final: nothing revives it.
 func (r *Roster) Renew(now lease.Boottime, g lease.Grant) bool {
 	a := r.find(g.Key)
-	if a == nil || g.Guard != r.self && !mutation.NoIncarnation || !r.Hello(g.Gateway) && !mutation.NoGeneration {
+	if a == nil || g.Guard != r.self && !mutation.NoIncarnation || !r.Hello(g.Gateway) {
 		return false
 	}
 	if mutation.Revive && a.ended == lease.Expired {
@@ -293,6 +293,9 @@ func (r *Roster) Tick(now lease.Boottime) []lease.End {
 		if a.ended == 0 && now >= a.deadline && !mutation.CheckOnce {
 			a.ended = lease.Expired
 			ends = append(ends, r.end(a))
+			if mutation.Revive {
+				r.requests[a.key.Request].keep(now.Add(r.leaseMax))
+			}
 		}
 	})
 	r.order = slices.DeleteFunc(r.order, func(id inference.RequestID) bool {
