@@ -15,10 +15,10 @@ const (
 	PastAccepted          = false
 	Revive                = false
 	AckBeforeStop         = false
+	RevokeUnlocked        = false
 	MonotonicClock        = false
 	LateUncounted         = false
 	NoIncarnation         = false
-	NoGeneration          = false
 	NewestGOldT           = false
 	TBeforeReceive        = false
 	Extrapolate           = false

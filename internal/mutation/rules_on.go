@@ -21,10 +21,10 @@ var (
 	PastAccepted          bool
 	Revive                bool
 	AckBeforeStop         bool
+	RevokeUnlocked        bool
 	MonotonicClock        bool
 	LateUncounted         bool
 	NoIncarnation         bool
-	NoGeneration          bool
 	NewestGOldT           bool
 	TBeforeReceive        bool
 	Extrapolate           bool
@@ -59,10 +59,10 @@ var switches = map[string]*bool{
 	"past_accepted":            &PastAccepted,
 	"revive":                   &Revive,
 	"ack_before_stop":          &AckBeforeStop,
+	"revoke_unlocked":          &RevokeUnlocked,
 	"monotonic_clock":          &MonotonicClock,
 	"late_uncounted":           &LateUncounted,
 	"no_incarnation":           &NoIncarnation,
-	"no_generation":            &NoGeneration,
 	"newest_g_old_t":           &NewestGOldT,
 	"t_before_receive":         &TBeforeReceive,
 	"extrapolate":              &Extrapolate,

@@ -9,7 +9,8 @@
 // I1 (one publisher), I2 (no attempt after the first delta), I4 (a true
 // outcome), I6 (client gone), I7 (attempts and budget), I10 (nothing leaks),
 // and of I5 that a pool whose engines run tools gets a request once. The other
-// invariants need witnesses that a client and an engine are not.
+// invariants need witnesses that a client and an engine are not: World judges a
+// simulated world by facts that nobody in it knows, I3 and I8 among them.
 //
 // Engines write token 17 of attempt 1 on engine A as "A1·17 ", and of choice 2
 // as "A1/2·17 ": a splice, a gap or a duplicate shows in the text itself. An
