@@ -246,12 +246,22 @@ func (r *Request) unplaced(now time.Time, e Unplaced) []Effect {
 		return r.broken(now, "no endpoint was placed and none was asked for")
 	}
 	if r.current() == nil {
-		return r.finish(inference.Rejected, e.Err.Code, Respond{e.Err})
+		return r.finish(r.undispatched(), e.Err.Code, Respond{e.Err})
 	}
 	if e.Err.Code == inference.NoEndpoints {
 		return r.exhausted()
 	}
 	return r.fail(e.Err)
+}
+
+// undispatched is the outcome of a run without an attempt. Rejected means that
+// the request was never dispatched, and its key is free again; a request that was
+// opened again is neither.
+func (r *Request) undispatched() inference.Outcome {
+	if r.spec.Prior > 0 {
+		return inference.Failed
+	}
+	return inference.Rejected
 }
 
 // firstOutput sets the bit before anything is written: whatever happens to the
@@ -586,7 +596,7 @@ func (r *Request) stop(now time.Time, err *inference.Error) []Effect {
 	case r.firstDelta:
 		return append(effects, r.interrupt(err)...)
 	case a == nil:
-		return r.finish(inference.Rejected, err.Code, Respond{err})
+		return r.finish(r.undispatched(), err.Code, Respond{err})
 	}
 	return append(effects, r.fail(err)...)
 }

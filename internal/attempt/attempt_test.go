@@ -366,6 +366,34 @@ func TestPodGoneIsProofOnlyWithoutGuardAndTools(t *testing.T) {
 	}
 }
 
+// TestOpenedAgain: what an earlier run of a request did is not forgotten.
+func TestOpenedAgain(t *testing.T) {
+	now := time.Unix(0, 0)
+	none := Unplaced{inference.Errorf(inference.NoEndpoints, "none")}
+	for name, row := range map[string]struct {
+		prior, charged int
+		events         []Event
+		outcome        inference.Outcome
+		attempts       int
+	}{
+		"no endpoint":                    {1, 1, []Event{none}, inference.Failed, 0},
+		"stopped":                        {1, 1, []Event{Stopped{none.Err}}, inference.Failed, 0},
+		"no endpoint, and never one":     {0, 0, []Event{none}, inference.Rejected, 0},
+		"its last attempt":               {1, 1, []Event{Placed{}, Evidence{N: 2, Kind: ConnectRefused}}, inference.Failed, 1},
+		"its resend is used up":          {2, 1, []Event{Placed{}, Evidence{N: 3, Kind: StaleConnection}}, inference.Failed, 1},
+		"its resend is not used up":      {1, 1, []Event{Placed{}, Evidence{N: 2, Kind: StaleConnection}}, inference.NoOutcome, 2},
+		"an attempt with a later number": {3, 1, []Event{Placed{}, Evidence{N: 4, Kind: PeerClosed}}, inference.Failed, 1},
+	} {
+		r := NewRequest(Spec{Keyed: true, Policy: Policy{MaxAttempts: 2}, Prior: row.prior, PriorCharged: row.charged})
+		for _, event := range row.events {
+			r.Step(now, event)
+		}
+		if r.Outcome() != row.outcome || len(r.attempts) != row.attempts {
+			t.Errorf("%s: %q after %d attempts, want %q after %d", name, r.Outcome(), len(r.attempts), row.outcome, row.attempts)
+		}
+	}
+}
+
 // TestBehindAGuard: what evidence alone proves where a revoke costs little.
 func TestBehindAGuard(t *testing.T) {
 	for _, row := range []struct {

@@ -205,6 +205,8 @@ func leaseProof(a *Attempt, e Evidence) inference.Proof {
 		return inference.ProofNotStarted
 	case e.Kind == Answer && e.Stamped:
 		return inference.ProofEnded
+	case mutation.NoFence:
+		return inference.ProofTransport
 	}
 	return inference.NoProof
 }

@@ -68,7 +68,7 @@ func (l *Link) Open(session uint64) {
 }
 
 func (l *Link) unpair() {
-	if !mutation.NoHeartbeat && !mutation.OldSession {
+	if !mutation.NoHeartbeat && !mutation.OldSession && !mutation.HeartbeatOfOldSession {
 		l.paired = false
 	}
 }
@@ -127,7 +127,7 @@ func (l *Link) Heartbeat(now time.Time, session uint64, hb Heartbeat) Heard {
 	switch {
 	case (session != l.session || !l.up) && !mutation.OldSession:
 		return Heard{Ignored: OldSession}
-	case l.known != Incarnation{} && hb.Guard.Guard != l.known.Guard:
+	case l.known != Incarnation{} && hb.Guard.Guard != l.known.Guard && !mutation.GuardIDIgnored:
 		return Heard{Ignored: OtherGuard}
 	case hb.Guard != l.known && !l.newer(hb.Guard):
 		return Heard{Ignored: OldIncarnation}
@@ -145,7 +145,10 @@ func (l *Link) Heartbeat(now time.Time, session uint64, hb Heartbeat) Heard {
 	if !mutation.NewestGOldT || !l.paired {
 		l.t = now
 	}
-	l.g, l.paired = hb.G, true
+	if !mutation.NewestTOldG || !l.paired {
+		l.g = hb.G
+	}
+	l.paired = true
 	return heard
 }
 
@@ -181,7 +184,7 @@ func (l *Link) fencedByDeath() []Proved {
 	}
 	var fenced []Proved
 	for _, key := range slices.Clone(l.heldKeys) {
-		if of := l.leases[key].first.Guard; of.Guard == l.known.Guard && of != l.known {
+		if of := l.leases[key].first.Guard; (of.Guard == l.known.Guard || mutation.GuardIDIgnored) && of != l.known {
 			fenced = append(fenced, Proved{key, inference.ProofDead})
 			l.drop(key)
 		}
@@ -241,7 +244,7 @@ func (l *Link) First(key Key) (Grant, bool) {
 		return Grant{}, false
 	}
 	g := h.first
-	if mutation.ResendRenewed {
+	if mutation.ResendFreshLease {
 		g.NotAfter, h.expiry = l.grant(l.t)
 	}
 	return g, true
@@ -263,7 +266,7 @@ func (l *Link) Renewals(now time.Time) []Grant {
 		}
 		// Counted when it is sent: an unacknowledged grant is a grant.
 		h.notAfter = notAfter
-		if expiry.After(h.expiry) && !mutation.ExpiryForgets {
+		if (expiry.After(h.expiry) || mutation.ExpiryLastGrant) && !mutation.ExpiryForgets {
 			h.expiry = expiry
 		}
 		g := h.first
@@ -356,7 +359,7 @@ func (l *Link) Release(key Key) { l.drop(key) }
 func (l *Link) Inherit(key Key, guard Incarnation, from time.Time) {
 	wait := l.terms.Wait()
 	switch {
-	case mutation.RestartNaive:
+	case mutation.RestartTrustsJournal:
 		wait = 0
 	case mutation.RestartNoMargin:
 		wait = l.terms.TTL

@@ -147,6 +147,11 @@ func (w *world) crashGateway() {
 	old.kill()
 	w.fact(check.Fact{What: check.GatewayDied})
 	silently := w.chance(0.5)
+	for _, id := range w.records {
+		if r := w.journal[id]; r.before != nil && w.now-r.since < 50*time.Millisecond && r.outcome == 0 {
+			*r = *r.before
+		}
+	}
 	for _, id := range sortedIDs(old.flights) {
 		f := old.flights[id]
 		if f.conn != nil {

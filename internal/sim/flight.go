@@ -205,6 +205,10 @@ func (f *flight) dispatch(n int) {
 	at := f.node()
 	grant, leased := f.g.links[at.i].Dispatch(f.g.now(), f.key())
 	r := f.record
+	if mutation.JournalAfterDispatch {
+		before := *r
+		r.before, r.since = &before, f.w.now
+	}
 	r.n, r.node, r.guard, r.fence, r.fenced = n, at.i, grant.Guard, inference.FenceTransport, false
 	if leased {
 		r.fence = inference.FenceLease

@@ -59,6 +59,10 @@ func (g *gateway) inherit() {
 			continue
 		}
 		l := g.links[r.node]
+		if mutation.RestartNaive {
+			r.fenced = true
+			continue
+		}
 		l.Inherit(lease.Key{Request: id, N: r.n}, r.guard, g.now())
 		l.arm()
 	}
@@ -216,6 +220,8 @@ type record struct {
 	fence      inference.FenceLevel
 	fenced     bool
 	firstDelta bool
+	since      time.Duration // when the newest attempt was dispatched
+	before     *record       // what was known until then, where mutation.JournalAfterDispatch is
 	outcome    inference.Outcome
 }
 

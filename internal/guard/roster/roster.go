@@ -105,11 +105,11 @@ func (r *Roster) Hello(g lease.Gateway) bool {
 func (r *Roster) Admit(now lease.Boottime, g lease.Grant) Refusal {
 	entry := r.requests[g.Request]
 	switch {
-	case !r.Hello(g.Gateway):
+	case !r.Hello(g.Gateway) && !mutation.NoGeneration:
 		return StaleGeneration
 	case g.Guard != r.self && !r.anyIncarnation(g):
 		return WrongIncarnation
-	case entry != nil && g.N < entry.highest && !mutation.NoEpoch:
+	case entry != nil && g.N < entry.highest && !mutation.NoEpoch && !mutation.LowerEpoch:
 		return StaleEpoch
 	case entry != nil && g.N == entry.highest && !mutation.NoEpoch && !mutation.EqualEpoch:
 		return Duplicate
@@ -131,6 +131,9 @@ func (r *Roster) deadline(now lease.Boottime, g lease.Grant) lease.Boottime {
 	longest := now.Add(r.leaseMax)
 	if mutation.RelativeTTL || mutation.NoHeartbeat && g.NotAfter == 0 {
 		return longest
+	}
+	if mutation.GuardRoundsUp {
+		return g.NotAfter + lease.Boottime(10*time.Millisecond) - g.NotAfter%lease.Boottime(10*time.Millisecond)
 	}
 	return min(g.NotAfter, longest)
 }
@@ -175,7 +178,7 @@ func (r *Roster) find(key lease.Key) *attempt {
 // final: nothing revives it.
 func (r *Roster) Renew(now lease.Boottime, g lease.Grant) bool {
 	a := r.find(g.Key)
-	if a == nil || g.Guard != r.self && !mutation.NoIncarnation || !r.Hello(g.Gateway) {
+	if a == nil || g.Guard != r.self && !mutation.NoIncarnation || !r.Hello(g.Gateway) && !mutation.NoGeneration {
 		return false
 	}
 	if mutation.Revive && a.ended == lease.Expired {
@@ -205,7 +208,7 @@ func (r *Roster) Wrote(now lease.Boottime, key lease.Key, bytes int) (late bool)
 		return false
 	}
 	a.written += int64(bytes)
-	if now < a.deadline || mutation.LateUncounted {
+	if now < a.deadline || mutation.RecheckBeforeWrite {
 		return false
 	}
 	r.late++
