@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/attempt"
 	"github.com/headgate/headgate/internal/sim/check"
 )
 
@@ -15,6 +17,7 @@ func (w *world) strike(f *Fault) {
 		return
 	}
 	n := w.nodes[f.On]
+	l := w.gateway.links[n.i]
 	end := func(undo func()) { w.at(min(w.now+f.For, w.plan.Calm), undo) }
 	switch f.What {
 	case CutUp, CutDown, Cut:
@@ -64,11 +67,19 @@ func (w *world) strike(f *Fault) {
 			c.breakOff()
 		}
 	case Reconnect:
-		l := w.gateway.links[n.i]
 		w.gateway.do(l.connect)
 	case Alias:
 		n.alias++
-		end(func() { n.alias-- })
+		w.gateway.do(l.connect)
+		end(func() {
+			n.alias--
+			w.gateway.do(w.gateway.links[n.i].connect)
+		})
+	case Drain:
+		w.gateway.do(w.gateway.drain)
+	case JournalDown:
+		w.journalDown++
+		end(func() { w.journalDown-- })
 	case HoldAll:
 		n.slow += f.For
 		end(func() { n.slow -= f.For })
@@ -161,6 +172,13 @@ func (w *world) crashGateway() {
 		f.c.disconnected()
 	}
 	w.gateway = newGateway(w, old.self.Generation+1)
+}
+
+// drain gives up what is in flight, as a gateway does that must stop now.
+func (g *gateway) drain() {
+	for _, id := range sortedIDs(g.flights) {
+		g.flights[id].step(attempt.Stopped{Err: inference.Errorf(inference.ShuttingDown, "shutting down")})
+	}
 }
 
 // becalm ends every fault. What was cut heals, what stood still goes on: each

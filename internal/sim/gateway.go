@@ -293,7 +293,7 @@ func (g *gateway) accept(c *client) {
 	}
 	g.w.fact(check.Fact{What: check.Arrived, Request: string(id), Max: g.w.plan.Attempts})
 	f := &flight{g: g, w: g.w, c: c, id: id, record: r, prior: r.n, machine: attempt.NewRequest(attempt.Spec{
-		ID: id, Keyed: c.ask.Keyed, Prior: r.n, PriorCharged: r.n - r.resent, Policy: attempt.Policy{MaxAttempts: g.w.plan.Attempts},
+		ID: id, Keyed: c.ask.Keyed, Prior: r.n, PriorCharged: r.n - r.resent, Policy: attempt.Policy{MaxAttempts: g.w.plan.Attempts, AllowTransportFence: g.w.plan.Loose},
 	})}
 	c.f = f
 	g.flights[id] = f

@@ -7,14 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/headgate/headgate/internal/guard/roster"
 	"github.com/headgate/headgate/internal/lease"
 	"github.com/headgate/headgate/internal/mutation"
 )
-
-type guardRoster = roster.Roster
-
-func newRoster(self lease.Incarnation, ttl time.Duration) *guardRoster { return roster.New(self, ttl) }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 

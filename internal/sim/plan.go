@@ -16,6 +16,7 @@ type Plan struct {
 	Terms    lease.Terms
 	Gateway  int64 // how wrong its clock's rate is, in millionths
 	Attempts int   // max_attempts
+	Loose    bool  // allow_transport_fence
 	Net      Net
 	Nodes    []Node
 	Requests []Ask
@@ -45,6 +46,7 @@ type Node struct {
 	Abort time.Duration // up to: from an abort until the engine has stopped
 	Token time.Duration // of decoding
 	Busy  float64       // chance of a 503 of the engine's own
+	Err   float64       // chance of an error event, after which the engine goes on
 }
 
 // Ask is one client's request.
@@ -77,13 +79,15 @@ const (
 	Reset        Strike = "reset"         // a middlebox resets every data connection of the node
 	Reconnect    Strike = "reconnect"     // the control stream
 	Alias        Strike = "alias"         // control messages reach another node's guard
+	Drain        Strike = "drain"         // the gateway gives up what it has in flight
+	JournalDown  Strike = "journal-down"  // first deltas are not confirmed
 	HoldAll      Strike = "hold"          // every message of the node is held for up to a while
 )
 
 // strikes are drawn from.
 var strikes = []Strike{
 	CutUp, CutUp, CutDown, CutDown, Cut, Cut, StopGuard, StopGuard, StopEngine, StopGateway, Suspend, CrashGuard, CrashEngine,
-	CrashGateway, CrashGateway, Reboot, ReplaceGuard, Reset, Reset, Reconnect, Reconnect, Alias, HoldAll, HoldAll,
+	CrashGateway, CrashGateway, CrashGuard, Reboot, ReplaceGuard, Reset, Reset, Reconnect, Reconnect, Alias, Drain, JournalDown, HoldAll, HoldAll,
 }
 
 // Fault is one fault. On is the node.
@@ -99,7 +103,7 @@ func Draw(seed uint64) *Plan {
 	r := rand.New(rand.NewPCG(seed, 0x9a))
 	ms := func(low, high int) time.Duration { return time.Duration(low+r.IntN(high-low+1)) * time.Millisecond }
 	pick := func(of ...float64) float64 { return of[r.IntN(len(of))] }
-	p := &Plan{Seed: seed, Attempts: 2 + r.IntN(2)}
+	p := &Plan{Seed: seed, Attempts: 2 + r.IntN(2), Loose: r.IntN(4) == 0}
 	p.Terms = lease.Terms{
 		TTL:      time.Duration(1+r.IntN(2)) * time.Second,
 		DriftPPM: []int64{1_000, 20_000, 100_000, 100_000}[r.IntN(4)],
@@ -118,7 +122,7 @@ func Draw(seed uint64) *Plan {
 	for range 2 + r.IntN(2) {
 		p.Nodes = append(p.Nodes, Node{
 			Bare: r.IntN(8) == 0, Lock: r.IntN(4) > 0, Clock: drift(),
-			Abort: ms(0, 1)*time.Duration(r.IntN(1500)) + time.Millisecond, Token: ms(5, 80), Busy: pick(0, 0, 0, 0.2),
+			Abort: ms(0, 1)*time.Duration(r.IntN(1500)) + time.Millisecond, Token: ms(5, 80), Busy: pick(0, 0, 0, 0.2), Err: pick(0, 0, 0.2),
 		})
 	}
 	if r.IntN(4) == 0 {

@@ -59,6 +59,8 @@ type world struct {
 	facts  []check.Fact
 	calm   bool // faults are over
 
+	journalDown int // how many faults say so
+
 	gateway *gateway
 	nodes   []*node
 	clients []*client

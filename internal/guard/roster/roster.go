@@ -13,6 +13,7 @@
 package roster
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -54,13 +55,21 @@ func (r Refusal) Status() int {
 type Roster struct {
 	self        lease.Incarnation
 	leaseMax    time.Duration
-	generations map[string]uint64 // newest heard of, by gateway
+	generations map[string]heard // by gateway
 	requests    map[inference.RequestID]*request
 	order       []inference.RequestID // of requests, sorted
 	late        int
 }
 
-// request is what is known of one request.
+// heard is the newest generation of a gateway. It is forgotten when every grant
+// that an older one can have made is over.
+type heard struct {
+	generation uint64
+	forget     lease.Boottime
+}
+
+// request is what is known of one request. It is forgotten when no grant of it
+// is open any more, so their number is bounded by what arrives in leaseMax.
 type request struct {
 	highest  int            // epoch
 	attempts []*attempt     // rarely more than one
@@ -83,7 +92,7 @@ type attempt struct {
 func New(self lease.Incarnation, leaseMax time.Duration) *Roster {
 	return &Roster{
 		self: self, leaseMax: leaseMax,
-		generations: map[string]uint64{}, requests: map[inference.RequestID]*request{},
+		generations: map[string]heard{}, requests: map[inference.RequestID]*request{},
 	}
 }
 
@@ -91,11 +100,15 @@ func New(self lease.Incarnation, leaseMax time.Duration) *Roster {
 func (r *Roster) Self() lease.Incarnation { return r.self }
 
 // Hello notes a gateway's generation, and reports false if it is an old one.
-func (r *Roster) Hello(g lease.Gateway) bool {
-	if g.Generation < r.generations[g.ID] {
+func (r *Roster) Hello(now lease.Boottime, g lease.Gateway) bool {
+	known, ok := r.generations[g.ID]
+	if ok && g.Generation < known.generation {
 		return false
 	}
-	r.generations[g.ID] = g.Generation
+	if !ok {
+		maps.DeleteFunc(r.generations, func(_ string, h heard) bool { return now >= h.forget })
+	}
+	r.generations[g.ID] = heard{g.Generation, now.Add(r.leaseMax)}
 	return true
 }
 
@@ -105,7 +118,7 @@ func (r *Roster) Hello(g lease.Gateway) bool {
 func (r *Roster) Admit(now lease.Boottime, g lease.Grant) Refusal {
 	entry := r.requests[g.Request]
 	switch {
-	case !r.Hello(g.Gateway) && !mutation.NoGeneration:
+	case !r.Hello(now, g.Gateway) && !mutation.NoGeneration:
 		return StaleGeneration
 	case g.Guard != r.self && !r.anyIncarnation(g):
 		return WrongIncarnation
@@ -178,7 +191,7 @@ func (r *Roster) find(key lease.Key) *attempt {
 // final: nothing revives it.
 func (r *Roster) Renew(now lease.Boottime, g lease.Grant) bool {
 	a := r.find(g.Key)
-	if a == nil || g.Guard != r.self && !mutation.NoIncarnation || !r.Hello(g.Gateway) && !mutation.NoGeneration {
+	if a == nil || g.Guard != r.self && !mutation.NoIncarnation || !r.Hello(now, g.Gateway) && !mutation.NoGeneration {
 		return false
 	}
 	if mutation.Revive && a.ended == lease.Expired {
