@@ -160,6 +160,7 @@ func (s Stopped) String() string { return stoppedNames[s] }
 // will: the acknowledgement of a revoke, or said unasked.
 type End struct {
 	Key
+	Gateway   string // id, of the one that dispatched it or revoked it unseen
 	Guard     Incarnation
 	Reason    Reason
 	Published int64 // bytes

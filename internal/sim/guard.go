@@ -75,7 +75,7 @@ func (g *guard) connect(session uint64, who lease.Gateway, from *gateway) {
 		return
 	}
 	g.peer, g.session = from, session
-	list := g.roster.List()
+	list := g.roster.List(who.ID)
 	hb := lease.Heartbeat{G: g.n.told(), Guard: g.inc, Alone: g.n.set.Lock}
 	g.tell(func(l *link) {
 		l.heartbeat(session, hb)

@@ -79,6 +79,7 @@ type request struct {
 // attempt is one that was started or revoked here.
 type attempt struct {
 	key      lease.Key
+	gateway  string
 	deadline lease.Boottime
 	ended    lease.Reason // 0: may publish
 	written  int64
@@ -130,7 +131,7 @@ func (r *Roster) Admit(now lease.Boottime, g lease.Grant) Refusal {
 		return Expired
 	}
 	a := r.attempt(g.Key)
-	*a = attempt{key: g.Key, deadline: r.deadline(now, g)}
+	*a = attempt{key: g.Key, gateway: g.Gateway.ID, deadline: r.deadline(now, g)}
 	r.requests[g.Request].keep(a.deadline)
 	return Accepted
 }
@@ -239,7 +240,7 @@ func (r *Roster) Revoke(now lease.Boottime, v lease.Revoke) (end lease.End, abor
 			return lease.End{Key: v.Key, Guard: r.self, Reason: lease.Revoked}, false
 		}
 		a = r.attempt(v.Key)
-		a.ended, a.engine = lease.Revoked, lease.StoppedYes
+		a.gateway, a.ended, a.engine = v.Gateway.ID, lease.Revoked, lease.StoppedYes
 	}
 	until := now.Add(r.leaseMax)
 	if v.Guard == r.self && v.NotAfter > 0 {
@@ -258,7 +259,7 @@ func (r *Roster) Revoke(now lease.Boottime, v lease.Revoke) (end lease.End, abor
 }
 
 func (r *Roster) end(a *attempt) lease.End {
-	return lease.End{Key: a.key, Guard: r.self, Reason: a.ended, Published: a.written, Engine: a.engine}
+	return lease.End{Key: a.key, Gateway: a.gateway, Guard: r.self, Reason: a.ended, Published: a.written, Engine: a.engine}
 }
 
 // Finish ends an attempt for a reason of the shell's own: its answer was
@@ -346,10 +347,14 @@ func (r *Roster) Next() (lease.Boottime, bool) {
 	return next, found
 }
 
-// List is what the guard tells a gateway when a session begins.
-func (r *Roster) List() []lease.Listed {
+// List is what the guard tells a gateway when a session begins: the gateway's own
+// attempts. It would revoke those of others, which it does not know.
+func (r *Roster) List(gateway string) []lease.Listed {
 	var list []lease.Listed
 	r.each(func(a *attempt) {
+		if a.gateway != gateway {
+			return
+		}
 		item := lease.Listed{Key: a.key, Active: a.ended == 0}
 		if !item.Active {
 			item.End = r.end(a)

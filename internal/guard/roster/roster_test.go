@@ -70,7 +70,7 @@ func TestPublishingEndsAtTheDeadline(t *testing.T) {
 	if r.Renew(10*second, grant(key, 30*second)) || r.Check(9*second, lease.Key{Request: "req_a", N: 1}) {
 		t.Error("an expired lease was renewed, or an attempt that was never started publishes")
 	}
-	want := []lease.End{{Key: key, Guard: self, Reason: lease.Expired}}
+	want := []lease.End{{Key: key, Gateway: "gw", Guard: self, Reason: lease.Expired}}
 	if diff := cmp.Diff(want, r.Tick(10*second)); diff != "" {
 		t.Error(diff)
 	}
@@ -118,7 +118,7 @@ func TestRevoke(t *testing.T) {
 	r.Wrote(2*second, key, 5)
 	v := lease.Revoke{Key: key, Guard: self, NotAfter: 10 * second}
 	end, abort := r.Revoke(3*second, v)
-	if want := (lease.End{Key: key, Guard: self, Reason: lease.Revoked, Published: 5}); end != want || !abort {
+	if want := (lease.End{Key: key, Gateway: "gw", Guard: self, Reason: lease.Revoked, Published: 5}); end != want || !abort {
 		t.Errorf("%+v %v, want %+v", end, abort, want)
 	}
 	if r.Check(3*second, key) || r.Renew(3*second, grant(key, 15*second)) {
@@ -170,11 +170,14 @@ func TestEndsOfTheGuardsOwn(t *testing.T) {
 		t.Errorf("ends of the exit: %+v", ends)
 	}
 	want := []lease.Listed{
-		{Key: key, End: lease.End{Key: key, Guard: self, Reason: lease.Finished, Engine: lease.StoppedYes}},
-		{Key: other, End: lease.End{Key: other, Guard: self, Reason: lease.EngineExited, Engine: lease.StoppedYes}},
+		{Key: key, End: lease.End{Key: key, Gateway: "gw", Guard: self, Reason: lease.Finished, Engine: lease.StoppedYes}},
+		{Key: other, End: lease.End{Key: other, Gateway: "gw", Guard: self, Reason: lease.EngineExited, Engine: lease.StoppedYes}},
 	}
-	if diff := cmp.Diff(want, r.List()); diff != "" {
+	if diff := cmp.Diff(want, r.List("gw")); diff != "" {
 		t.Error(diff)
+	}
+	if list := r.List("another"); len(list) != 0 {
+		t.Errorf("another gateway is told of attempts that are not its own: %v", list)
 	}
 	r.Tick(10 * second)
 	if _, waiting := r.Next(); waiting || r.Requests() != 0 {
