@@ -1,7 +1,7 @@
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS   += --no-print-directory
-.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration bench microbench gen
+.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration sim sim-long bench microbench gen
 
 # Tests ask testing.Short whether they are left to make test-long.
 SHORT    ?= -short
@@ -40,6 +40,7 @@ check: ## formatting, go vet, linters and the rules of architecture_test.go
 
 unit: ## tests of the packages
 	go test $(packages)
+	go test -tags mutate ./internal/sim -run TestScenariosBite
 
 race: ## the same under the race detector
 	go test -race $(if $(COUNT),-count=$(COUNT)) $(packages)
@@ -54,6 +55,14 @@ fuzz: ## run every fuzz target for FUZZTIME
 
 integration: ## tests with real engines, clients and proxies
 	go test -count=1 -timeout 20m $(SHORT) ./test/...
+
+sim: ## simulate failures in virtual time: SEEDS=n plans, or SEED=n to replay one
+	@bin=$$(mktemp -d)/sim; go test -c -o $$bin ./internal/sim; cd internal/sim; \
+		$$bin -test.run '^TestSeeds$$' $(if $(SEED),-test.v -seed=$(SEED),-fresh=0 -seeds=$(or $(SEEDS),2000))
+
+sim-long: ## an hour of fresh plans, and every mutation
+	@bin=$$(mktemp -d)/sim; go test -c -o $$bin ./internal/sim; cd internal/sim; $$bin -test.run '^TestSeeds$$' -test.timeout 0 -for=1h
+	go test -tags mutate -count=1 ./internal/sim -run 'TestMutations|TestScenariosBite'
 
 bench: ## headgate beside nginx, HAProxy and ReverseProxy, about 6 minutes; bench/run.sh --quick for less
 	bench/run.sh
