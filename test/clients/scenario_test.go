@@ -69,6 +69,7 @@ func scenarios() []scenario {
 		{Name: "error null, stream", Stream: true, Fault: "errornull"},
 		{Name: "error null, whole", Fault: "errornull"},
 		{Name: "comments", Stream: true, Fault: "stall@token:3:50ms:comments"},
+		{Name: "ids and events without data", Stream: true, Fault: "comment"},
 		{Name: "no end marker", Stream: true, Fault: "nodone:clean"},
 		{Name: "no end marker and closed", Stream: true, Fault: "nodone:fin"},
 
