@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prefix
+
+import (
+	"math/bits"
+	"slices"
+)
+
+// Slot is an endpoint's place in an Index.
+type Slot int32
+
+// Index is which endpoint holds which blocks. It has one owner at a time.
+//
+// Each endpoint's blocks are in an LRU list of their own, as large as the
+// engine's cache. Learning a prompt leaves its first block the newest and its
+// last the oldest, so the tail of a prompt is forgotten before its head, and an
+// endpoint that holds a block always holds all that come before it. Hence the
+// holders along a prompt only ever become fewer, and the longest match is found
+// by bisection instead of block by block.
+type Index struct {
+	blocksMax int
+
+	ids    map[uint64]int32 // key to block
+	blocks []block
+	free   []int32 // blocks that nobody holds
+
+	// Each block has stride words: bit s is set while slot s holds it.
+	bits   []uint64
+	stride int
+
+	slots   []lru
+	alive   []uint64 // bit s: slot s is an endpoint
+	vacant  []Slot
+	leaving []Slot // forgotten already, their entries not yet taken back
+}
+
+// block is a block's key and where one holder has its entry. Most blocks have
+// one holder, and the others' maps stay small.
+type block struct {
+	key   uint64
+	owner Slot // none: its holders have it in their maps
+	entry int32
+}
+
+const none Slot = -1
+
+// lru is the blocks of one endpoint, the newest first.
+type lru struct {
+	capacity int
+	n        int
+	at       map[int32]int32 // block to entry, where another slot owns the block
+	entries  []entry         // the first is the ends of the ring
+	unused   []int32
+}
+
+type entry struct{ block, newer, older int32 }
+
+// New makes an empty index. blocksMax bounds its blocks in all, however many
+// endpoints there are; at the bound an endpoint forgets of its own.
+func New(blocksMax int) *Index {
+	return &Index{blocksMax: max(blocksMax, 1), ids: map[uint64]int32{}, stride: 1, alive: make([]uint64, 1)}
+}
+
+// Blocks is how many blocks somebody holds.
+func (x *Index) Blocks() int { return len(x.ids) }
+
+// Held is how many blocks an endpoint holds.
+func (x *Index) Held(s Slot) int { return x.slots[s].n }
+
+// Join adds an endpoint whose engine can keep that many blocks.
+func (x *Index) Join(capacity int) Slot {
+	if len(x.vacant) == 0 && len(x.leaving) > 0 {
+		x.reclaim(x.slots[x.leaving[0]].n)
+	}
+	var s Slot
+	if n := len(x.vacant); n > 0 {
+		s = x.vacant[n-1]
+		x.vacant = x.vacant[:n-1]
+	} else {
+		s = Slot(len(x.slots))
+		x.slots = append(x.slots, lru{})
+		if len(x.slots) > 64*x.stride {
+			x.widen()
+		}
+	}
+	x.slots[s] = lru{capacity: max(capacity, 1), at: map[int32]int32{}, entries: []entry{{}}}
+	x.alive[s/64] |= 1 << (s % 64)
+	return s
+}
+
+// widen makes room for twice as many endpoints.
+func (x *Index) widen() {
+	wide := make([]uint64, 2*len(x.bits))
+	for i := range x.blocks {
+		copy(wide[2*x.stride*i:], x.bits[x.stride*i:x.stride*(i+1)])
+	}
+	x.bits, x.stride = wide, 2*x.stride
+	x.alive = append(x.alive, make([]uint64, len(x.alive))...)
+}
+
+// Resize changes how many blocks an endpoint keeps.
+func (x *Index) Resize(s Slot, capacity int) {
+	l := &x.slots[s]
+	l.capacity = max(capacity, 1)
+	for l.n > l.capacity {
+		x.evict(s)
+	}
+}
+
+// Leave forgets an endpoint at once. Its memory comes back while others learn.
+func (x *Index) Leave(s Slot) {
+	x.alive[s/64] &^= 1 << (s % 64)
+	x.leaving = append(x.leaving, s)
+}
+
+// reclaim takes back up to n entries of endpoints that left.
+func (x *Index) reclaim(n int) {
+	for len(x.leaving) > 0 {
+		s := x.leaving[0]
+		for ; x.slots[s].n > 0; n-- {
+			if n <= 0 {
+				return
+			}
+			x.evict(s)
+		}
+		x.slots[s] = lru{}
+		x.leaving = x.leaving[1:]
+		x.vacant = append(x.vacant, s)
+	}
+}
+
+// Learn notes that an endpoint's engine has these blocks now, in front of all
+// others that it has. Of a prompt that is larger than the cache it has the head.
+func (x *Index) Learn(s Slot, keys []uint64) {
+	x.reclaim(64 + len(keys))
+	l := &x.slots[s]
+	keys = keys[:min(len(keys), l.capacity, x.blocksMax)]
+	// The newest entry of the prompt is its head; each next one goes behind it.
+	var ahead int32
+	for _, key := range keys {
+		id, known := x.ids[key]
+		if known {
+			if e, held := x.entry(s, id); held {
+				l.unlink(e)
+				l.link(e, ahead)
+				ahead = e
+				continue
+			}
+		}
+		// Everything of this prompt so far is newer than the oldest entry, unless
+		// the cache is full of this prompt alone, which its length excludes.
+		if l.n >= l.capacity {
+			x.evict(s)
+			id, known = x.ids[key]
+		}
+		if !known {
+			if !x.makeRoom(s, ahead) {
+				return
+			}
+			id = x.create(key)
+		}
+		ahead = l.insert(id, ahead)
+		if b := &x.blocks[id]; b.owner == none {
+			b.owner, b.entry = s, ahead
+		} else {
+			l.at[id] = ahead
+		}
+		x.bits[int(id)*x.stride+int(s/64)] |= 1 << (s % 64)
+	}
+}
+
+// entry is where an endpoint has its entry of a block, if it holds it.
+func (x *Index) entry(s Slot, id int32) (e int32, held bool) {
+	if b := &x.blocks[id]; b.owner == s {
+		return b.entry, true
+	}
+	e, held = x.slots[s].at[id]
+	return e, held
+}
+
+// makeRoom evicts from s until a block is free, but nothing that is as new as
+// the entry ahead. It reports whether there is room.
+func (x *Index) makeRoom(s Slot, ahead int32) bool {
+	for len(x.ids) >= x.blocksMax {
+		l := &x.slots[s]
+		if oldest := l.entries[0].newer; oldest == 0 || oldest == ahead {
+			return false
+		}
+		x.evict(s)
+	}
+	return true
+}
+
+// create gives a key a block that nobody holds.
+func (x *Index) create(key uint64) (id int32) {
+	if n := len(x.free); n > 0 {
+		id = x.free[n-1]
+		x.free = x.free[:n-1]
+	} else {
+		id = int32(len(x.blocks))
+		x.blocks = append(x.blocks, block{})
+		x.bits = append(x.bits, make([]uint64, x.stride)...)
+	}
+	x.blocks[id] = block{key: key, owner: none}
+	x.ids[key] = id
+	return id
+}
+
+// evict takes the oldest block from an endpoint that has one.
+func (x *Index) evict(s Slot) {
+	l := &x.slots[s]
+	e := l.entries[0].newer
+	id := l.entries[e].block
+	l.unlink(e)
+	l.unused = append(l.unused, e)
+	l.n--
+	b := &x.blocks[id]
+	if b.owner == s {
+		b.owner = none
+	} else {
+		delete(l.at, id)
+	}
+	words := x.holders(id)
+	words[s/64] &^= 1 << (s % 64)
+	if !slices.ContainsFunc(words, func(w uint64) bool { return w != 0 }) {
+		delete(x.ids, b.key)
+		x.free = append(x.free, id)
+	}
+}
+
+func (x *Index) holders(id int32) []uint64 {
+	at := int(id) * x.stride
+	return x.bits[at : at+x.stride : at+x.stride]
+}
+
+// insert makes an entry for a block right behind the entry ahead.
+func (l *lru) insert(id, ahead int32) int32 {
+	var e int32
+	if n := len(l.unused); n > 0 {
+		e = l.unused[n-1]
+		l.unused = l.unused[:n-1]
+	} else {
+		e = int32(len(l.entries))
+		l.entries = append(l.entries, entry{})
+	}
+	l.entries[e].block = id
+	l.n++
+	l.link(e, ahead)
+	return e
+}
+
+// The ring goes from entry 0 by older through all entries, the newest first.
+func (l *lru) link(e, ahead int32) {
+	behind := l.entries[ahead].older
+	l.entries[e].newer, l.entries[e].older = ahead, behind
+	l.entries[ahead].older, l.entries[behind].newer = e, e
+}
+
+func (l *lru) unlink(e int32) {
+	newer, older := l.entries[e].newer, l.entries[e].older
+	l.entries[newer].older, l.entries[older].newer = older, newer
+}
+
+// Match is how many leading blocks of a prompt an endpoint holds.
+type Match struct {
+	Slot   Slot
+	Blocks int
+}
+
+// Lookup is one prompt looked up in an index. It keeps its memory from one
+// prompt to the next. What it finds is valid until the index changes.
+type Lookup struct {
+	x     *Index
+	keys  []uint64
+	ids   []int32 // of keys; unseen until asked for
+	known int     // keys from here on are held by nobody
+	found []Match
+}
+
+const (
+	unseen = -1
+	nobody = -2
+)
+
+// Reset starts to look up another prompt.
+func (l *Lookup) Reset(x *Index, keys []uint64) {
+	l.x, l.keys = x, keys
+	if cap(l.ids) < len(keys) {
+		l.ids = make([]int32, len(keys), max(len(keys), 256))
+	}
+	l.ids = l.ids[:len(keys)]
+	for i := range l.ids {
+		l.ids[i] = unseen
+	}
+	l.known = l.bisect(len(keys), func(id int32) bool { return l.x.count(id) > 0 })
+}
+
+func (l *Lookup) id(i int) int32 {
+	id := l.ids[i]
+	if id == unseen {
+		var ok bool
+		if id, ok = l.x.ids[l.keys[i]]; !ok {
+			id = nobody
+		}
+		l.ids[i] = id
+	}
+	return id
+}
+
+// count is how many endpoints hold a block.
+func (x *Index) count(id int32) (n int) {
+	for i, w := range x.holders(id) {
+		n += bits.OnesCount64(w & x.alive[i])
+	}
+	return n
+}
+
+// bisect returns how many of the first n blocks holds is true for; it is for all
+// blocks before one of which it is.
+func (l *Lookup) bisect(n int, holds func(id int32) bool) int {
+	lo, hi := 0, n
+	for lo < hi {
+		mid := int(uint(lo+hi) / 2)
+		if id := l.id(mid); id != nobody && holds(id) {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// Matched is how many leading blocks an endpoint holds.
+func (l *Lookup) Matched(s Slot) int {
+	word, bit := int(s/64), uint64(1)<<(s%64)
+	if l.x.alive[word]&bit == 0 {
+		return 0
+	}
+	return l.bisect(l.known, func(id int32) bool { return l.x.bits[int(id)*l.x.stride+word]&bit != 0 })
+}
+
+// Longest returns up to n endpoints that hold the longest part of the prompt,
+// the longest first. The result is valid until the next call.
+func (l *Lookup) Longest(n int) []Match {
+	l.found = l.found[:0]
+	var above []uint64 // holders of a longer part: found already, and among these
+	for depth := l.known; depth > 0 && len(l.found) < n; {
+		here := l.x.holders(l.id(depth - 1))
+		for i, w := range here {
+			w &= l.x.alive[i]
+			if above != nil {
+				w &^= above[i]
+			}
+			for ; w != 0 && len(l.found) < n; w &= w - 1 {
+				l.found = append(l.found, Match{Slot(64*i + bits.TrailingZeros64(w)), depth})
+			}
+		}
+		above = here
+		have := len(l.found)
+		depth = l.bisect(depth-1, func(id int32) bool { return l.x.count(id) > have })
+	}
+	return l.found
+}

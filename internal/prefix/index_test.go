@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prefix
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// prompt makes the keys of a prompt of n blocks, the first shared of which are
+// those of every prompt with that group.
+func prompt(group, id uint64, shared, n int) []uint64 {
+	keys := make([]uint64, n)
+	chain := join(1, group)
+	for i := range keys {
+		if i >= shared {
+			chain = join(chain, id)
+		}
+		chain = join(chain, uint64(i))
+		keys[i] = chain
+	}
+	return keys
+}
+
+func matched(x *Index, s Slot, keys []uint64) int {
+	var l Lookup
+	l.Reset(x, keys)
+	return l.Matched(s)
+}
+
+func TestHoldersOfTheLongestPrefixComeFirst(t *testing.T) {
+	x := New(1000)
+	a, b, c := x.Join(100), x.Join(100), x.Join(100)
+	x.Learn(a, prompt(1, 1, 4, 8))
+	x.Learn(b, prompt(1, 2, 4, 12))
+	x.Learn(c, prompt(2, 3, 4, 8))
+	var l Lookup
+	l.Reset(x, prompt(1, 2, 4, 20))
+	want := []Match{{b, 12}, {a, 4}}
+	if got := l.Longest(8); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := l.Longest(1); !slices.Equal(got, want[:1]) {
+		t.Errorf("got %v, want %v", got, want[:1])
+	}
+	for s, n := range map[Slot]int{a: 4, b: 12, c: 0} {
+		if got := l.Matched(s); got != n {
+			t.Errorf("slot %d holds %d blocks, want %d", s, got, n)
+		}
+	}
+}
+
+// SCH-7: what is evicted first is the tail of a prompt, not its head.
+func TestTailIsForgottenBeforeHead(t *testing.T) {
+	x := New(1000)
+	s := x.Join(100)
+	long := prompt(1, 1, 0, 80)
+	x.Learn(s, long)
+	x.Learn(s, prompt(2, 2, 0, 40))
+	if n := matched(x, s, long); n != 60 {
+		t.Errorf("%d blocks of the first prompt are left, want 60", n)
+	}
+	if x.Held(s) != 100 {
+		t.Errorf("%d blocks are held, want 100", x.Held(s))
+	}
+	x.Learn(s, prompt(3, 3, 0, 500))
+	if n := matched(x, s, prompt(3, 3, 0, 500)); n != 100 {
+		t.Errorf("of a prompt larger than the cache %d blocks are kept, want 100", n)
+	}
+}
+
+// SCH-5: an endpoint that leaves takes its entries with it, and one that comes
+// to its place is cold.
+func TestEndpointIsForgottenAtOnce(t *testing.T) {
+	x := New(100_000)
+	a, b := x.Join(20_000), x.Join(20_000)
+	for i := range uint64(1000) {
+		x.Learn(a, prompt(i, i, 0, 10))
+	}
+	x.Learn(b, prompt(5, 5, 0, 10))
+	x.Leave(a)
+	var l Lookup
+	l.Reset(x, prompt(5, 5, 0, 10))
+	if got := l.Longest(9); !slices.Equal(got, []Match{{b, 10}}) {
+		t.Errorf("after one holder left, %v", got)
+	}
+	for i := range uint64(1000) {
+		if n := matched(x, a, prompt(i, i, 0, 10)); n != 0 {
+			t.Fatalf("an endpoint that left holds %d blocks", n)
+		}
+	}
+	d := x.Join(20_000)
+	for i := range uint64(1000) {
+		if n := matched(x, d, prompt(i, i, 0, 10)); n != 0 {
+			t.Fatalf("a new endpoint holds %d blocks", n)
+		}
+	}
+	for i := range uint64(1000) {
+		x.Learn(b, prompt(1<<20+i, i, 0, 1)) // memory comes back while others learn
+	}
+	if n := x.Blocks(); n != 10+1000 {
+		t.Errorf("%d blocks are left, want %d", n, 10+1000)
+	}
+}
+
+func TestIndexIsBounded(t *testing.T) {
+	x := New(500)
+	var slots []Slot
+	for range 10 {
+		slots = append(slots, x.Join(1000))
+	}
+	for i := range uint64(500) {
+		x.Learn(slots[i%10], prompt(i, i, 0, int(i%70)+1))
+		if x.Blocks() > 500 {
+			t.Fatalf("%d blocks, want at most 500", x.Blocks())
+		}
+	}
+	if len(x.blocks) > 500 {
+		t.Errorf("memory for %d blocks", len(x.blocks))
+	}
+	x.Resize(slots[9], 5)
+	if x.Held(slots[9]) > 5 {
+		t.Errorf("%d blocks are held after a resize to 5", x.Held(slots[9]))
+	}
+}
+
+// naive is the index as one would write it down: per endpoint a list of keys,
+// the newest first, and matching block by block.
+type naive struct {
+	held map[Slot][]uint64
+	size map[Slot]int
+}
+
+func (n *naive) learn(s Slot, keys []uint64) {
+	keys = keys[:min(len(keys), n.size[s])]
+	rest := slices.DeleteFunc(slices.Clone(n.held[s]), func(k uint64) bool { return slices.Contains(keys, k) })
+	all := append(slices.Clone(keys), rest...)
+	n.held[s] = all[:min(len(all), n.size[s])]
+}
+
+func (n *naive) matched(s Slot, keys []uint64) int {
+	for i, k := range keys {
+		if !slices.Contains(n.held[s], k) {
+			return i
+		}
+	}
+	return len(keys)
+}
+
+func TestIndexIsTheNaiveOne(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		x := New(1 << 20)
+		n := naive{map[Slot][]uint64{}, map[Slot]int{}}
+		var slots []Slot
+		draw := func() []uint64 {
+			size := rapid.IntRange(0, 12).Draw(t, "blocks")
+			return prompt(rapid.Uint64Range(0, 2).Draw(t, "group"), rapid.Uint64Range(0, 3).Draw(t, "id"),
+				rapid.IntRange(0, 6).Draw(t, "shared"), size)
+		}
+		many := rapid.Bool().Draw(t, "many")
+		for range rapid.IntRange(1, 120).Draw(t, "steps") {
+			switch what := rapid.IntRange(0, 9).Draw(t, "what"); {
+			case len(slots) == 0 || what == 0:
+				for range map[bool]int{false: 1, true: 40}[many] {
+					s := x.Join(rapid.IntRange(1, 20).Draw(t, "capacity"))
+					if n.size[s] != 0 {
+						t.Fatalf("slot %d was given twice", s)
+					}
+					n.held[s], n.size[s] = nil, x.slots[s].capacity
+					slots = append(slots, s)
+				}
+			case what == 1:
+				i := rapid.IntRange(0, len(slots)-1).Draw(t, "leaves")
+				s := slots[i]
+				x.Leave(s)
+				delete(n.held, s)
+				delete(n.size, s)
+				slots = slices.Delete(slots, i, i+1)
+			case what == 2:
+				s := rapid.SampledFrom(slots).Draw(t, "resized")
+				n.size[s] = rapid.IntRange(1, 20).Draw(t, "capacity")
+				n.held[s] = n.held[s][:min(len(n.held[s]), n.size[s])]
+				x.Resize(s, n.size[s])
+			default:
+				s, keys := rapid.SampledFrom(slots).Draw(t, "learns"), draw()
+				x.Learn(s, keys)
+				n.learn(s, keys)
+			}
+			keys := draw()
+			var l Lookup
+			l.Reset(x, keys)
+			holders := 0
+			for _, s := range slots {
+				want := n.matched(s, keys)
+				if got := l.Matched(s); got != want {
+					t.Fatalf("slot %d holds %d blocks, want %d", s, got, want)
+				}
+				if want > 0 {
+					holders++
+				}
+			}
+			k := rapid.IntRange(0, 5).Draw(t, "longest")
+			got := l.Longest(k)
+			if len(got) != min(k, holders) {
+				t.Fatalf("%d holders found, want %d", len(got), min(k, holders))
+			}
+			worst := 1 << 30
+			for _, m := range got {
+				if m.Blocks > worst || m.Blocks != n.matched(m.Slot, keys) {
+					t.Fatalf("found %v, want %d blocks at most %d", m, n.matched(m.Slot, keys), worst)
+				}
+				worst = m.Blocks
+			}
+			longer := 0
+			for _, s := range slots {
+				if len(got) == k && k > 0 && n.matched(s, keys) > worst {
+					longer++
+				}
+			}
+			if longer > len(got) {
+				t.Fatalf("%d endpoints hold more than the worst that was found", longer)
+			}
+		}
+		union := map[uint64]bool{}
+		for _, held := range n.held {
+			for _, k := range held {
+				union[k] = true
+			}
+		}
+		x.reclaim(1 << 30)
+		if x.Blocks() != len(union) {
+			t.Fatalf("%d blocks, want %d", x.Blocks(), len(union))
+		}
+	})
+}
+
+func TestLookupAllocatesNothing(t *testing.T) {
+	x := New(10_000)
+	for i := range 100 {
+		x.Learn(x.Join(1000), prompt(1, uint64(i), 50, 100))
+	}
+	keys := prompt(1, 7, 50, 100)
+	var l Lookup
+	l.Reset(x, keys)
+	l.Longest(32)
+	if n := testing.AllocsPerRun(100, func() {
+		l.Reset(x, keys)
+		l.Longest(32)
+	}); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// warm is an index of 500k blocks on that many endpoints. Every endpoint has
+// the first blocks of the prompt, ten a part of it and one all but the end.
+func warm(endpoints, blocks int) (*Index, []uint64) {
+	x := New(1 << 20)
+	keys := prompt(1, 1, blocks/8, blocks)
+	per := 500_000 / endpoints
+	for i := range endpoints {
+		s := x.Join(per + blocks)
+		for have := 0; have < per; have += 500 {
+			x.Learn(s, prompt(2, uint64(i)<<32|uint64(have), 4, min(500, per-have)))
+		}
+		n := blocks / 16
+		switch {
+		case i == endpoints/2:
+			n = blocks * 15 / 16
+		case i%(endpoints/10+1) == 0:
+			n = blocks/8 + i*blocks/endpoints/2
+		}
+		x.Learn(s, keys[:n])
+	}
+	return x, keys
+}
+
+func BenchmarkLookup(b *testing.B) {
+	for _, c := range []struct{ endpoints, k int }{{10, 1}, {100, 1}, {1000, 1}, {10, 128}, {100, 128}, {1000, 128}} {
+		b.Run(fmt.Sprintf("%dx%dk", c.endpoints, c.k), func(b *testing.B) {
+			x, keys := warm(c.endpoints, c.k<<10*4/BlockBytes)
+			var l Lookup
+			b.ReportAllocs()
+			for b.Loop() {
+				l.Reset(x, keys)
+				l.Longest(32)
+			}
+		})
+	}
+}
+
+func BenchmarkLearn(b *testing.B) {
+	for _, k := range []int{1, 128} {
+		b.Run(fmt.Sprintf("%dk", k), func(b *testing.B) {
+			x := New(1 << 20)
+			s := x.Join(1 << 16)
+			b.ReportAllocs()
+			i := uint64(0)
+			for b.Loop() {
+				i++
+				x.Learn(s, prompt(i, i, 0, k<<10*4/BlockBytes))
+			}
+		})
+	}
+}
