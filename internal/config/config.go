@@ -221,6 +221,9 @@ type Pool struct {
 	// How engines are asked whether they can serve.
 	Health Health `yaml:"health"`
 
+	// How an engine is chosen for a request.
+	Routing Routing `yaml:"routing"`
+
 	// True when the engines run tools by themselves. Their attempts are never
 	// repeated once they may have begun.
 	ExecutesTools bool `yaml:"executes_tools"`
@@ -304,6 +307,33 @@ type Refresh struct {
 	// A longer TTL counts as this. A duration; at least min, at most 1h.
 	Max Duration `yaml:"max"`
 }
+
+// Routing is how an engine is chosen among those that can take a request.
+type Routing struct {
+	// cost takes the engine where the request costs the pool least time; it goes
+	// by what is cached where, by engines' speeds and by the streams that run.
+	// weighted adds up scores of load, cached prefixes, adapters and sessions.
+	// least_load takes the engine with the fewest requests. cost, weighted or
+	// least_load.
+	Profile string `yaml:"profile"`
+
+	// By when the first output of a streamed answer should come, for the choice
+	// alone: nothing is ended when it is missed. A duration; 0s is no target.
+	TTFT Duration `yaml:"ttft"`
+
+	// How long each token after the first may take on average, for the choice
+	// alone. With a target, a prompt is kept away from engines where it would hold
+	// up streams that could not catch up. Too low a target is worse than one too
+	// high. A duration of at least 5ms; 0s is no target.
+	TPOT Duration `yaml:"tpot"`
+}
+
+// Profiles of Routing.
+const (
+	ProfileCost      = "cost"
+	ProfileWeighted  = "weighted"
+	ProfileLeastLoad = "least_load"
+)
 
 // Health is how engines are asked whether they can serve, beside what requests
 // show by themselves. An engine that is not healthy gets no requests while

@@ -61,6 +61,7 @@ func (p *Pool) setDefaults() {
 			HealthyAfter:   1,
 			PanicThreshold: 0.5,
 		},
+		Routing:    Routing{Profile: ProfileCost},
 		CollectMax: 8 << 20,
 		Timeouts: Timeouts{
 			Connect:     Duration(2 * time.Second),

@@ -239,6 +239,7 @@ func (k *checker) pool(c *Config, name string) {
 	}
 	k.discovery(path+".discovery", p.Discovery)
 	k.health(path+".health", p.Health)
+	k.routing(path+".routing", p.Routing)
 	if p.Credential.BearerFile != "" {
 		if _, err := p.Credential.Bearer(); err != nil {
 			k.problem(path+".credential.bearer_file", "%v", err)
@@ -367,6 +368,16 @@ func (k *checker) health(path string, h Health) {
 	k.within(path+".healthy_after", h.HealthyAfter, 1, 100)
 	if r := float64(h.PanicThreshold); !(r >= 0 && r <= 1) {
 		k.problem(path+".panic_threshold", "%v is not between 0 and 1", r)
+	}
+}
+
+func (k *checker) routing(path string, r Routing) {
+	k.oneOf(path+".profile", r.Profile, ProfileCost, ProfileWeighted, ProfileLeastLoad)
+	if r.TTFT != 0 {
+		k.noShorter(path+".ttft", r.TTFT, Duration(time.Millisecond))
+	}
+	if r.TPOT != 0 {
+		k.noShorter(path+".tpot", r.TPOT, Duration(5*time.Millisecond))
 	}
 }
 

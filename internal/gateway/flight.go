@@ -38,6 +38,7 @@ type flight struct {
 	header []headerField
 	body   [][]byte // segments, kept for every attempt
 
+	aim     aim
 	machine *attempt.Request
 	gate    attempt.Gate
 	place   *schedule.Reservation
@@ -69,6 +70,7 @@ func (g *Gateway) newFlight(a *admission, keyed bool, prior *journal.Record) *fl
 		target:  a.ex.Head().target(),
 		header:  engineHeader(a.ex.Head().Header, a.pool, a.id),
 		machine: attempt.NewRequest(spec),
+		aim:     newAim(a),
 	}
 	if keyed {
 		f.tape = &taped{Exchange: a.ex, tape: journal.Tape{Max: g.journal.AnswerMax()}}
@@ -184,9 +186,8 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 
 // reserve asks the book for an endpoint.
 func (f *flight) reserve(ask schedule.Ask) attempt.Event {
-	ask.Model = f.served
 	set := f.pool.now.Load()
-	place, err := f.pool.book.Reserve(time.Now(), set.fleet, ask)
+	place, err := f.pool.book.Reserve(time.Now(), set.fleet, f.aim.ask(f, ask))
 	if err != nil {
 		return attempt.Unplaced{Err: err}
 	}
@@ -258,6 +259,7 @@ func (f *flight) commit(n int) attempt.Event {
 	t.held, t.committed, f.body = nil, true, nil
 	f.lastWrite = time.Now()
 	f.g.record.FirstOutput(f.pool.name, f.model, f.lastWrite.Sub(f.arrived))
+	f.began(f.lastWrite)
 	if f.req.Stream {
 		f.pool.book.FirstOutput(f.req.PromptTokens, f.lastWrite.Sub(t.dispatched))
 	}
@@ -268,6 +270,7 @@ func (f *flight) commit(n int) attempt.Event {
 // byte was handed to the kernel.
 func (f *flight) complete(e attempt.Complete) attempt.Event {
 	f.ended = e.AddMarker
+	f.completed()
 	var marker []byte
 	if e.AddMarker {
 		marker = f.d.EndMarker()
@@ -291,6 +294,7 @@ func (f *flight) publish(chunk []byte, events, tokens int) attempt.Event {
 		return f.written(f.try.n, err)
 	}
 	err := f.gate.Publish(f.try.n, f.ex, chunk, events, tokens)
+	f.progressed(tokens)
 	if tokens > 0 {
 		now := time.Now()
 		f.g.record.Gap(f.pool.name, f.model, now.Sub(f.lastWrite))

@@ -14,6 +14,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
@@ -78,13 +79,18 @@ type Config struct {
 	// Journal remembers requests. The caller closes it, after Drain. Default:
 	// one in memory, which refuses Idempotency-Keys.
 	Journal *journal.Journal
+
+	// Routing makes the named profile by which a pool's endpoints are chosen, one
+	// for each pool; a nil profile is least load, and so is a nil Routing.
+	Routing func(name string) (*schedule.Profile, error)
 }
 
 // Gateway serves inference requests. Make one with New.
 type Gateway struct {
-	log    *slog.Logger
-	record Recorder
-	state  atomic.Pointer[state]
+	log     *slog.Logger
+	record  Recorder
+	routing func(name string) (*schedule.Profile, error)
+	state   atomic.Pointer[state]
 
 	journal    *journal.Journal
 	journalOwn bool // made here, closed here
@@ -116,7 +122,7 @@ func New(c Config) (*Gateway, error) {
 	if c.Recorder == nil {
 		c.Recorder = discard{}
 	}
-	g := &Gateway{log: c.Log, record: c.Recorder, journal: c.Journal, journalOwn: c.Journal == nil}
+	g := &Gateway{log: c.Log, record: c.Recorder, routing: c.Routing, journal: c.Journal, journalOwn: c.Journal == nil}
 	g.cut, g.cutOff = context.WithCancel(context.Background())
 	g.state.Store(&state{})
 	if err := g.Reload(c.Config); err != nil {
@@ -152,12 +158,15 @@ func (g *Gateway) Reload(c *config.Config) error {
 	}
 	old, next := g.state.Load(), &state{routes: routes, pools: map[string]*pool{}, keys: keys}
 	for _, name := range c.PoolNames() {
-		m := newMembers(name)
+		m, before := newMembers(name), chosenBy{}
 		if p := old.pools[name]; p != nil {
-			m = p.members
+			m, before = p.members, p.chosenBy
 		}
 		if next.pools[name], err = newPool(name, c.Pools[name], m); err != nil {
 			return err
+		}
+		if next.pools[name].chosenBy, err = before.or(c.Pools[name].Routing.Profile, g.routing); err != nil {
+			return fmt.Errorf("pool %s: routing: %w", name, err)
 		}
 	}
 	for name, p := range next.pools {

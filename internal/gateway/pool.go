@@ -28,6 +28,7 @@ const noLimit = 24 * time.Hour
 // and requests keep the policy of their arrival.
 type pool struct {
 	*members
+	chosenBy
 	name   string
 	policy attempt.Policy
 	limits inference.Timeouts
@@ -115,9 +116,24 @@ func newMembers(name string) *members {
 	return m
 }
 
+// chosenBy is the profile by which a pool's endpoints are chosen.
+type chosenBy struct {
+	called  string
+	profile *schedule.Profile
+}
+
+// or returns the profile of a name. One that stays keeps what its plugins know.
+func (b chosenBy) or(name string, makes func(string) (*schedule.Profile, error)) (chosenBy, error) {
+	if b.called == name || makes == nil {
+		return b, nil
+	}
+	profile, err := makes(name)
+	return chosenBy{name, profile}, err
+}
+
 // configure gives the book a configuration's limits.
-func (m *members) configure(c config.Pool) {
-	m.book.Configure(schedule.Config{
+func (p *pool) configure(c config.Pool) {
+	p.book.Configure(schedule.Config{
 		Retry: schedule.BudgetConfig{
 			Ratio:        float64(c.Failover.RetryBudget.Ratio),
 			MinPerSecond: c.Failover.RetryBudget.MinPerSecond,
@@ -127,6 +143,9 @@ func (m *members) configure(c config.Pool) {
 			Prefill:      time.Duration(c.Failover.RetryCostLimit.EstimatedPrefill),
 		},
 		HealthPanic: float64(c.Health.PanicThreshold),
+		Profile:     p.profile,
+		TTFT:        time.Duration(c.Routing.TTFT),
+		TPOT:        time.Duration(c.Routing.TPOT),
 	})
 }
 

@@ -86,7 +86,7 @@ func (r *rig) startYAML(yaml string) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, yaml)
 	}
-	if r.gateway, err = gateway.New(gateway.Config{Config: c, Recorder: r.records}); err != nil {
+	if r.gateway, err = gateway.New(gateway.Config{Config: c, Recorder: r.records, Routing: routing}); err != nil {
 		t.Fatal(err)
 	}
 	if r.server, err = r.gateway.NewServer(c.Listeners[0]); err != nil {

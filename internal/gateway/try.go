@@ -134,6 +134,7 @@ func (f *flight) send() attempt.Event {
 	if res.Status < 200 || res.Status > 299 {
 		return f.refused()
 	}
+	f.place.Accepted()
 	var err error
 	if t.body, err = decode(res, res.Header["Content-Encoding"]); err != nil {
 		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: err.Error()}

@@ -24,7 +24,9 @@ import (
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/journal/sqlite"
+	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/internal/telemetry"
+	"github.com/headgate/headgate/plugins/standard"
 )
 
 const (
@@ -50,6 +52,14 @@ type Process struct {
 	failed  chan error
 }
 
+// routing is the profile of a name.
+func routing(name string) (*schedule.Profile, error) {
+	if name == config.ProfileLeastLoad {
+		return nil, nil
+	}
+	return standard.Profile(name)
+}
+
 // Start opens every listener and serves. When one can't be opened nothing is
 // left open.
 func Start(c *config.Config, log *slog.Logger, version string) (*Process, error) {
@@ -58,7 +68,7 @@ func Start(c *config.Config, log *slog.Logger, version string) (*Process, error)
 	if err != nil {
 		return nil, err
 	}
-	g, err := gateway.New(gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j})
+	g, err := gateway.New(gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j, Routing: routing})
 	if err != nil {
 		_ = j.Close() // the first error says more
 		return nil, err

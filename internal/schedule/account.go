@@ -3,6 +3,7 @@
 package schedule
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/headgate/headgate/inference"
@@ -35,6 +36,7 @@ func (s standing) String() string { return standingNames[s] }
 
 // account is what the book knows of one endpoint.
 type account struct {
+	seat     int // in the decision that is being made
 	inflight int
 	gone     bool // left the pool; dropped at the last release
 	health   inference.Health
@@ -51,14 +53,58 @@ type account struct {
 	// would send it everything; so an error holds its place as long as a
 	// typical answer would have.
 	ghosts []time.Time
+
+	traffic
+	scraped Scraped
+}
+
+// Why an endpoint cannot take a request.
+const (
+	excluded  = "excluded"  // failed for this request
+	gone      = "gone"      // nothing answers at its address, so trying it would only spend an attempt
+	unhealthy = "unhealthy" // by its probes
+	unlisted  = "unlisted"  // it lists its models, and this is none of them
+	paused    = "paused"    // by its engine's own Retry-After
+)
+
+// plain reports whether nothing is to be said of the endpoint but its load. Most
+// are, and a decision among a thousand asks each.
+func (a *account) plain() bool {
+	return a.health == inference.Healthy && a.models == nil && a.failures == 0 &&
+		len(a.ghosts) == 0 && a.heldUntil.IsZero() && a.recoveredAt.IsZero()
+}
+
+// why returns why the endpoint cannot take the request, "" if it can.
+func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, listed bool) string {
+	switch {
+	case ask.excludes(e.ID):
+		return excluded
+	case a.health == inference.Gone:
+		return gone
+	case a.health == inference.Unhealthy && believe:
+		return unhealthy
+	case listed && a.models != nil && !a.models[ask.Model]:
+		return unlisted
+	case !a.heldUntil.IsZero() && now.Before(a.heldUntil):
+		return paused
+	}
+	return ""
+}
+
+func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, rnd *rand.Rand) rank {
+	return rank{
+		standing: a.standing(now, ask.Retry, rnd),
+		stranger: ask.PreferRevision != "" && e.Revision != ask.PreferRevision,
+		load:     a.load(now),
+	}
 }
 
 // standing places the endpoint for one choice. A retry is no occasion for a
-// trial, and draw, in [0, 1), decides whether a ramping endpoint takes its turn.
-func (a *account) standing(now time.Time, retry bool, draw float64) standing {
+// trial, and a draw decides whether a ramping endpoint takes its turn.
+func (a *account) standing(now time.Time, retry bool, rnd *rand.Rand) standing {
 	switch {
 	case a.failures == 0:
-		if draw < a.share(now) {
+		if share := a.share(now); share >= 1 || rnd.Float64() < share {
 			return good
 		}
 		return ramping
@@ -70,12 +116,18 @@ func (a *account) standing(now time.Time, retry bool, draw float64) standing {
 
 // share grows from a tenth to one while an endpoint comes back.
 func (a *account) share(now time.Time) float64 {
+	if a.recoveredAt.IsZero() {
+		return 1
+	}
 	back := float64(now.Sub(a.recoveredAt)) / float64(rampTime)
 	return min(rampFloor+(1-rampFloor)*max(back, 0), 1)
 }
 
 // load is what the endpoint carries, in requests.
 func (a *account) load(now time.Time) int {
+	if len(a.ghosts) == 0 {
+		return a.inflight
+	}
 	live := a.ghosts[:0]
 	for _, end := range a.ghosts {
 		if now.Before(end) {

@@ -4,9 +4,16 @@
 // facts that the choice rests on: what is in flight where, which endpoints
 // failed lately, and how many retries the pool may still afford.
 //
-// The choice is least load, at random among equals. The package is a core: it
-// is told the time and draws its randomness from the source it was given. It
-// refuses to talk to engines and to decide whether a request may be repeated.
+// Who may take a request is decided here: endpoints that failed, that are
+// unhealthy or that do not serve the model come last or not at all. Among the
+// others a Profile of plugins chooses, by what the book knows of each: what is
+// in flight, how fast its engine is, which prefixes it has cached, how its
+// streams do. Without a profile, or when nothing is known of the prompt, the
+// choice is least load, at random among equals.
+//
+// The package is a core: it is told the time and draws its randomness from the
+// source it was given. It refuses to talk to engines, to know a concrete plugin
+// and to decide whether a request may be repeated.
 package schedule
 
 import (
@@ -18,6 +25,9 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/internal/prefix"
+	"github.com/headgate/headgate/internal/schedule/cost"
+	"github.com/headgate/headgate/plugin"
 )
 
 // Config is what a pool's Book is told.
@@ -29,6 +39,10 @@ type Config struct {
 	// believed: a pool that looks unhealthy as a whole is more likely probed
 	// wrongly, and refusing everything helps nobody. 0: always believed.
 	HealthPanic float64
+
+	Profile *Profile      // nil: least load
+	TTFT    time.Duration // target for first outputs; 0: none
+	TPOT    time.Duration // target per output token; 0: none, and stalls have no price
 }
 
 // CostLimit is what one retry may cost. Zero fields are no limit.
@@ -45,11 +59,31 @@ type Book struct {
 	rnd      *rand.Rand
 	accounts map[inference.EndpointID]*account
 
+	seated   seating
+	decision decision
+	epoch    time.Time // of the traffic's seconds
+
+	index   *prefix.Index
+	bySlot  []*account // of the index
+	lengths *cost.Lengths
+	line    cost.Line // of the pool as a whole
+	hits    Hits
+
+	streamBudget float64 // streams whose stalls may be looked at now
+	streamsAt    float64
+
 	unhealthy int // accounts that are not healthy
 	budget    budget
 	typical   time.Duration // learned length of a whole answer
 	prefill   time.Duration // learned time to first output per prompt token
 }
+
+// Bounds of the prefix index: per endpoint half a million tokens, as long as
+// nobody said how large its engine's cache is, and for the pool in all.
+const (
+	defaultBlocks = 512 << 10 * 4 / prefix.BlockBytes
+	blocksMax     = 1 << 20
+)
 
 // typicalAtStart stands for the length of an answer until one was seen.
 const typicalAtStart = time.Second
@@ -61,6 +95,8 @@ func NewBook(config Config, rnd *rand.Rand) *Book {
 		accounts: map[inference.EndpointID]*account{},
 		budget:   newBudget(config.Retry),
 		typical:  typicalAtStart,
+		index:    prefix.New(blocksMax),
+		lengths:  cost.NewLengths(),
 	}
 }
 
@@ -78,14 +114,36 @@ type Ask struct {
 	Exclude        []inference.EndpointID // failed for this request
 	PreferRevision string                 // of the attempt before, "" for none
 	Retry          bool                   // not a first attempt
+
+	// What a Profile goes by. Without Prompt the choice is least load.
+	Prompt      inference.Tokens
+	Keys        []uint64 // of the prompt's blocks, by prefix.Hasher; read during the call only
+	PromptBytes int      // of the canonical prompt that Keys are of
+	Stream      bool     // the answer is streamed, so its first output will be seen
+	Arrived     time.Time
+	TTFT        time.Duration // the request's own target; 0: the pool's
+	Adapter     string        // LoRA adapter, "" for none
+	Session     string
+	Explain     bool // Why is to say what the score is made of
 }
 
-// Reservation is one place on an endpoint, held until Release.
+func (a *Ask) excludes(id inference.EndpointID) bool {
+	return len(a.Exclude) > 0 && slices.Contains(a.Exclude, id)
+}
+
+// Reservation is one place on an endpoint, held until Release. Whoever holds it
+// tells what becomes of the request there; what it does not tell is not learned,
+// and nothing else depends on it.
 type Reservation struct {
 	Endpoint inference.Endpoint
 	rank     rank
+	scored   int
+	terms    string // of the profile's first explainer
 	book     *Book
 	once     sync.Once
+	cached   int // expected, in tokens
+
+	progress
 }
 
 // Why says in one line what the choice rested on.
@@ -94,7 +152,66 @@ func (r *Reservation) Why() string {
 	if r.rank.stranger {
 		why += " revision=other"
 	}
+	if r.scored > 0 {
+		why += fmt.Sprintf(" scored=%d cached=%d", r.scored, r.cached)
+	}
+	if r.terms != "" {
+		why += " " + r.terms
+	}
 	return why
+}
+
+// Accepted tells that the engine took the request: from now on its prompt counts
+// as cached there.
+func (r *Reservation) Accepted() {
+	r.book.mu.Lock()
+	defer r.book.mu.Unlock()
+	a := r.book.accounts[r.Endpoint.ID]
+	if r.taken || a == nil || a.gone || len(r.keys) == 0 {
+		return
+	}
+	r.taken = true
+	r.book.learn(a, r.keys)
+}
+
+// FirstOutput tells that the engine has computed the prompt.
+func (r *Reservation) FirstOutput(now time.Time) {
+	r.book.mu.Lock()
+	defer r.book.mu.Unlock()
+	if a := r.book.accounts[r.Endpoint.ID]; a != nil && !r.begun {
+		r.tokens.Store(max(r.tokens.Load(), 1))
+		a.begin(r, r.book.seconds(now), &r.book.line)
+	}
+}
+
+// Tokens tells how many tokens of the answer there are. It takes no lock.
+func (r *Reservation) Tokens(n int) { r.tokens.Store(int64(n)) }
+
+// Finished tells that the answer is complete, and what the engine says of it.
+func (r *Reservation) Finished(u inference.Usage) {
+	r.book.mu.Lock()
+	defer r.book.mu.Unlock()
+	if u.Completion > 0 {
+		r.book.lengths.Observe(u.Completion)
+	}
+	if u.Cached >= 0 && u.Prompt > 0 && len(r.keys) > 0 {
+		h := &r.book.hits
+		h.Requests++
+		h.Predicted += int64(r.cached)
+		h.Actual += int64(u.Cached)
+		h.Prompt += int64(u.Prompt)
+	}
+}
+
+// Hits compares what the prefix index expected with what engines report, in
+// tokens of those requests whose engine reported it.
+type Hits struct{ Requests, Prompt, Predicted, Actual int64 }
+
+// Hits returns the comparison since the book was made.
+func (b *Book) Hits() Hits {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.hits
 }
 
 // Release gives the place back. Only the first call counts.
@@ -103,11 +220,74 @@ func (r *Reservation) Release() {
 		r.book.mu.Lock()
 		defer r.book.mu.Unlock()
 		a := r.book.accounts[r.Endpoint.ID]
+		a.end(r)
 		a.inflight--
 		if a.inflight == 0 && a.gone {
-			delete(r.book.accounts, r.Endpoint.ID)
+			r.book.drop(r.Endpoint.ID)
 		}
 	})
+}
+
+// learn notes that the endpoint's engine has these blocks.
+func (b *Book) learn(a *account, keys []uint64) {
+	if !a.cached {
+		a.slot, a.cached = b.index.Join(a.capacity), true
+		for len(b.bySlot) <= int(a.slot) {
+			b.bySlot = append(b.bySlot, nil)
+		}
+		b.bySlot[a.slot] = a
+	}
+	b.index.Learn(a.slot, keys)
+}
+
+// unlearn forgets what the endpoint's engine has cached.
+func (b *Book) unlearn(a *account) {
+	if a.cached {
+		b.index.Leave(a.slot)
+		b.bySlot[a.slot] = nil
+		a.cached = false
+	}
+	for _, r := range a.pending {
+		r.keys = nil
+	}
+}
+
+// drop removes an account.
+func (b *Book) drop(id inference.EndpointID) {
+	delete(b.accounts, id)
+	b.seated.pool = nil
+}
+
+// Restarted tells that another process answers at an endpoint's address: its
+// cache is empty.
+func (b *Book) Restarted(id inference.EndpointID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unlearn(b.account(id))
+}
+
+// SetCache notes how many tokens an endpoint's engine can keep cached.
+func (b *Book) SetCache(id inference.EndpointID, tokens int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.account(id)
+	// A block covers a fixed number of bytes; tokens have about four.
+	a.capacity = max(int(int64(tokens)*4/prefix.BlockBytes), 1)
+	if a.cached {
+		b.index.Resize(a.slot, a.capacity)
+	}
+}
+
+// Scraped is what an engine's own metrics say. What is not known, or too old to
+// believe, stays not Known.
+type Scraped struct{ Queued, Running, KVUsage plugin.Value }
+
+// SetScraped notes an engine's own metrics. They are a plugin's to use; the
+// book's own counts never depend on them.
+func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.account(id).scraped = s
 }
 
 // Reserve chooses an endpoint of the pool and counts the request there, in one
@@ -119,86 +299,64 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 	if !ask.Retry {
 		b.budget.first(now)
 	}
-	best, r, pause := b.choose(now, pool, ask)
+	c := b.choose(now, pool, &ask)
 	switch {
-	case best == nil && pause > 0:
+	case c.endpoint == nil && c.pause > 0:
 		err := inference.Errorf(inference.Shed, "every engine of the pool asked for a pause")
-		err.RetryAfter = pause
+		err.RetryAfter = c.pause
 		return nil, err
-	case best == nil:
+	case c.endpoint == nil:
 		return nil, inference.Errorf(inference.NoEndpoints, "no endpoint of pool %q can take the request", pool.Name)
 	}
-	b.account(best.ID).inflight++
-	return &Reservation{Endpoint: *best, rank: r, book: b}, nil
+	return b.reserve(now, &ask, &c), nil
 }
 
-// choose returns the best endpoint and its rank, or nil and how long until one
-// that asked for a pause may be used again. Standing comes before load; an ejected
-// endpoint is still used when no better one is left, because a request refused
-// for want of an endpoint helps nobody.
-func (b *Book) choose(now time.Time, pool *fleet.Pool, ask Ask) (best *inference.Endpoint, bestRank rank, pause time.Duration) {
-	ties := 0
-	believe := b.believeProbes(pool)
-	listed := b.listed(pool, ask.Model)
-	for i := range pool.Endpoints {
-		e := &pool.Endpoints[i]
-		if slices.Contains(ask.Exclude, e.ID) {
-			continue
+// reserve counts the request at the chosen endpoint.
+func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
+	a, at := c.account, b.seconds(now)
+	a.inflight++
+	r := &Reservation{Endpoint: *c.endpoint, rank: c.rank, scored: c.scored, book: b}
+	r.sent, r.streams, r.prompt = at, ask.Stream, float64(ask.Prompt.N)
+	if ask.Prompt.N <= 0 {
+		return r
+	}
+	r.cached = c.candidate.Cached
+	r.fresh, r.work = float64(ask.Prompt.N-r.cached), work(ask.Prompt.N, r.cached)
+	r.keys = slices.Clone(ask.Keys)
+	a.dispatch(r)
+	a.adapters.use(ask.Adapter, at)
+	if p := b.config.Profile; p != nil && c.scored > 0 {
+		for _, o := range p.observers {
+			o.Chosen(&b.decision.request, &c.candidate)
 		}
-		a := b.account(e.ID)
-		// Nothing answers at the address of one that is gone, so trying it
-		// would only spend an attempt.
-		if a.health == inference.Gone || a.health == inference.Unhealthy && believe {
-			continue
-		}
-		if listed && a.models != nil && !a.models[ask.Model] {
-			continue
-		}
-		if wait := a.heldUntil.Sub(now); wait > 0 {
-			if pause == 0 || wait < pause {
-				pause = wait
-			}
-			continue
-		}
-		r := rank{
-			standing: a.standing(now, ask.Retry, b.rnd.Float64()),
-			stranger: ask.PreferRevision != "" && e.Revision != ask.PreferRevision,
-			load:     a.load(now),
-		}
-		switch c := r.compare(bestRank); {
-		case best == nil || c < 0:
-			best, bestRank, ties = e, r, 1
-		case c == 0:
-			// Reservoir sampling: each of n equals wins with probability 1/n.
-			if ties++; b.rnd.IntN(ties) == 0 {
-				best = e
-			}
+		if ask.Explain {
+			r.terms = p.explain(&b.decision.request, &c.candidate)
 		}
 	}
-	return best, bestRank, pause
+	return r
 }
 
 // believeProbes reports whether enough endpoints are healthy for the others'
 // probes to count.
-func (b *Book) believeProbes(pool *fleet.Pool) bool {
+func (b *Book) believeProbes(accounts []*account) bool {
 	if b.unhealthy == 0 {
 		return true
 	}
 	healthy := 0
-	for i := range pool.Endpoints {
-		if b.account(pool.Endpoints[i].ID).health == inference.Healthy {
+	for _, a := range accounts {
+		if a.health == inference.Healthy {
 			healthy++
 		}
 	}
-	return float64(healthy) >= b.config.HealthPanic*float64(len(pool.Endpoints))
+	return float64(healthy) >= b.config.HealthPanic*float64(len(accounts))
 }
 
 // listed reports whether some endpoint of the pool is known to serve the model.
 // Only then are those that list others left out: llama.cpp takes any name, and
 // an adapter may be loaded without being listed yet.
-func (b *Book) listed(pool *fleet.Pool, model string) bool {
-	for i := range pool.Endpoints {
-		if a := b.accounts[pool.Endpoints[i].ID]; a != nil && a.models[model] {
+func (b *Book) listed(accounts []*account, model string) bool {
+	for _, a := range accounts {
+		if a.models != nil && a.models[model] {
 			return true
 		}
 	}
@@ -229,6 +387,9 @@ func (b *Book) SetHealth(id inference.EndpointID, h inference.Health) {
 		}
 	}
 	a.health = h
+	if h == inference.Gone {
+		b.unlearn(a)
+	}
 }
 
 // rank orders candidates; the least wins.
@@ -238,7 +399,8 @@ type rank struct {
 	load     int
 }
 
-func (r rank) compare(o rank) int {
+// compareClass compares all but the load: a profile may decide otherwise there.
+func (r rank) compareClass(o rank) int {
 	switch {
 	case r.standing != o.standing:
 		return int(r.standing - o.standing)
@@ -248,7 +410,7 @@ func (r rank) compare(o rank) int {
 		}
 		return -1
 	}
-	return r.load - o.load
+	return 0
 }
 
 // Outcome is what the book learns from an attempt's end.
@@ -268,9 +430,14 @@ func (b *Book) Report(now time.Time, o Outcome) {
 	}
 	// What an endpoint did that has left the pool says nothing about another
 	// that may come to its address.
-	if a := b.accounts[o.Endpoint]; a != nil && !a.gone {
-		a.report(now, o, b.typical)
+	a := b.accounts[o.Endpoint]
+	if a == nil || a.gone {
+		return
 	}
+	if o.Verdict == inference.Dead {
+		b.unlearn(a)
+	}
+	a.report(now, o, b.typical)
 }
 
 // FirstOutput notes how long a prompt took to its first output.
@@ -305,7 +472,7 @@ func (b *Book) Retry(now time.Time, pool *fleet.Pool, ask Ask, prompt inference.
 	case limit.Prefill > 0 && cost > limit.Prefill:
 		return inference.Errorf(inference.RetryTooExpensive, "repeating the prompt would take about %s, over the limit of %s", cost.Round(time.Millisecond), limit.Prefill)
 	}
-	if best, _, _ := b.choose(now, pool, ask); best == nil {
+	if c := b.choose(now, pool, &ask); c.endpoint == nil {
 		return inference.Errorf(inference.NoEndpoints, "no other endpoint of pool %q can take the request", pool.Name)
 	}
 	if !b.budget.take(now) {
@@ -331,11 +498,12 @@ func (b *Book) Forget(id inference.EndpointID) {
 		if a.health != inference.Healthy {
 			b.unhealthy--
 		}
+		b.unlearn(a)
 		if a.inflight == 0 {
-			delete(b.accounts, id)
+			b.drop(id)
 			return
 		}
-		*a = account{inflight: a.inflight, gone: true}
+		*a = account{inflight: a.inflight, gone: true, traffic: newTraffic()}
 	}
 }
 
@@ -365,7 +533,7 @@ func (b *Book) Status(now time.Time, pool *fleet.Pool) []Status {
 func (b *Book) account(id inference.EndpointID) *account {
 	a := b.accounts[id]
 	if a == nil {
-		a = &account{}
+		a = &account{traffic: newTraffic()}
 		b.accounts[id] = a
 	}
 	return a

@@ -451,7 +451,7 @@ func TestAddressesOfBothFamiliesStandInForEachOther(t *testing.T) {
 		e := []*engine{newEngine(t, nil), newEngineAt(t, "[::1]:0", nil)}
 		e[dead].answer = (*exchange).reset
 		g := start(t, "pools:\n"+pool("p", "", e...))
-		for range 10 {
+		for range 40 { // so that chance leaves none out
 			same(t, g.post(t, chat, plainChat), 200, plain)
 		}
 		if n := len(e[dead].requests()); n == 0 {

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/prefix"
+	"github.com/headgate/headgate/internal/schedule"
+)
+
+// aim is what the choice of an endpoint goes by, for all attempts of a request.
+type aim struct {
+	prompt inference.Tokens
+	keys   []uint64
+	bytes  int
+	sent   int // output tokens written
+}
+
+var hashers = sync.Pool{New: func() any { return new(prefix.Hasher) }}
+
+func newAim(a *admission) aim {
+	h := hashers.Get().(*prefix.Hasher)
+	defer hashers.Put(h)
+	keys, n := h.Request(a.body, a.req, a.found.Model)
+	return aim{prompt: a.req.PromptTokens, keys: slices.Clone(keys), bytes: n}
+}
+
+func (m *aim) ask(f *flight, ask schedule.Ask) schedule.Ask {
+	ask.Model, ask.Prompt, ask.Keys, ask.PromptBytes = f.served, m.prompt, m.keys, m.bytes
+	ask.Stream, ask.Arrived, ask.Explain = f.req.Stream, f.arrived, f.ex.Head().Debug
+	ask.Session = f.req.SessionID
+	return ask
+}
+
+// began tells the book that the engine has computed the prompt.
+func (f *flight) began(now time.Time) {
+	f.aim.keys = nil // there is no further attempt
+	if f.place == nil {
+		return
+	}
+	if f.req.Stream {
+		f.place.FirstOutput(now)
+	}
+	f.progressed(f.try.heldTokens)
+}
+
+// progressed tells the book how far the answer is.
+func (f *flight) progressed(tokens int) {
+	f.aim.sent += tokens
+	if f.place != nil && tokens > 0 {
+		f.place.Tokens(f.aim.sent)
+	}
+}
+
+// completed tells the book how long the answer is, and what was cached.
+func (f *flight) completed() {
+	if f.place == nil {
+		return
+	}
+	usage, known := f.try.usage, f.try.hasUsage
+	if f.try.stream != nil {
+		usage, known = f.try.stream.Usage()
+	}
+	if !known {
+		usage = inference.Usage{Prompt: -1, Completion: f.aim.sent, Cached: -1}
+	}
+	f.place.Finished(usage)
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"slices"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/internal/prefix"
+	"github.com/headgate/headgate/internal/schedule/cost"
+	"github.com/headgate/headgate/plugin"
+)
+
+// Of a large pool not everybody is scored in full.
+const (
+	holdersMax = 16 // those that hold the longest part of the prompt
+	idlestMax  = 32 // and the least loaded
+	scoreAll   = holdersMax + idlestMax
+)
+
+// Tables of stalls are made anew at so many streams a second, and at most so
+// many at once: what is left over is served from a table that is a little older.
+const (
+	streamRate  = 200_000
+	streamBurst = 2048
+)
+
+// seating is a pool's endpoints with their accounts, in order. It is made when a
+// pool is first seen and again when it changes.
+type seating struct {
+	pool     *fleet.Pool
+	accounts []*account
+}
+
+// seats returns the accounts of the pool's endpoints, in order.
+func (b *Book) seats(pool *fleet.Pool) []*account {
+	if b.seated.pool != pool || len(b.seated.accounts) != len(pool.Endpoints) {
+		b.seated.pool = pool
+		b.seated.accounts = b.seated.accounts[:0]
+		for i := range pool.Endpoints {
+			b.seated.accounts = append(b.seated.accounts, b.account(pool.Endpoints[i].ID))
+		}
+	}
+	return b.seated.accounts
+}
+
+// seat is one endpoint that could take the request.
+type seat struct {
+	at   int // in the pool
+	rank rank
+}
+
+// decision is the scratch of one choice. It belongs to the book and is kept from
+// one choice to the next.
+type decision struct {
+	seats      []seat
+	chosen     []int // seats to be scored
+	lookup     prefix.Lookup
+	rate       cost.Rate // of the pool as a whole
+	at         float64   // now, in the book's seconds
+	request    plugin.Request
+	candidates []plugin.Candidate
+	totals     []float64
+	scores     []float64
+}
+
+// choice is what a choice came to.
+type choice struct {
+	endpoint  *inference.Endpoint
+	account   *account
+	rank      rank
+	candidate plugin.Candidate // as it was scored; zero under least load
+	scored    int              // how many were
+	pause     time.Duration    // nobody may be used for so long
+}
+
+// choose finds the best endpoint. Standing comes before everything else; an
+// ejected endpoint is still used when no better one is left, because a request
+// refused for want of an endpoint helps nobody.
+func (b *Book) choose(now time.Time, pool *fleet.Pool, ask *Ask) (c choice) {
+	d := &b.decision
+	c.pause = b.eligible(now, pool, ask)
+	if len(d.seats) == 0 {
+		return c
+	}
+	c.pause = 0
+	var win int
+	if p := b.config.Profile; p != nil && ask.Prompt.N > 0 {
+		b.candidates(now, pool, ask, p)
+		d.candidates = p.filter(&d.request, d.candidates)
+		n := len(d.candidates)
+		d.totals, d.scores = slices.Grow(d.totals[:0], n)[:n], slices.Grow(d.scores[:0], n)[:n]
+		best := p.pick(&d.request, d.candidates, d.totals, d.scores)
+		c.candidate, c.scored = d.candidates[best], n
+		win = b.accounts[c.candidate.Endpoint.ID].seat
+	} else {
+		win = b.leastLoad(d.seats)
+	}
+	s := d.seats[win]
+	c.endpoint, c.account, c.rank = &pool.Endpoints[s.at], b.seats(pool)[s.at], s.rank
+	return c
+}
+
+func (b *Book) leastLoad(seats []seat) int {
+	best, ties := 0, 1
+	for i := 1; i < len(seats); i++ {
+		switch load := seats[i].rank.load; {
+		case load < seats[best].rank.load:
+			best, ties = i, 1
+		case load == seats[best].rank.load:
+			// Reservoir sampling: each of n equals wins with probability 1/n.
+			if ties++; b.rnd.IntN(ties) == 0 {
+				best = i
+			}
+		}
+	}
+	return best
+}
+
+// eligible lists the endpoints of the best standing, or returns how long until
+// one that asked for a pause may be used again.
+func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.Duration) {
+	d := &b.decision
+	d.seats = d.seats[:0]
+	accounts := b.seats(pool)
+	believe := b.believeProbes(accounts)
+	listed := b.listed(accounts, ask.Model)
+	var bestRank rank
+	simple := len(ask.Exclude) == 0 && ask.PreferRevision == ""
+	for i, a := range accounts {
+		if simple && a.plain() && (len(d.seats) == 0 || bestRank.standing == good) {
+			if len(d.seats) == 0 {
+				bestRank = rank{standing: good}
+			}
+			a.seat = len(d.seats)
+			d.seats = append(d.seats, seat{i, rank{standing: good, load: a.inflight}})
+			continue
+		}
+		switch a.why(now, ask, &pool.Endpoints[i], believe, listed) {
+		case "":
+		case paused:
+			if wait := a.heldUntil.Sub(now); pause == 0 || wait < pause {
+				pause = wait
+			}
+			continue
+		default:
+			continue
+		}
+		r := a.rank(now, ask, &pool.Endpoints[i], b.rnd)
+		switch c := r.compareClass(bestRank); {
+		case len(d.seats) == 0 || c < 0:
+			d.seats, bestRank = d.seats[:0], r
+		case c > 0:
+			continue
+		}
+		a.seat = len(d.seats)
+		d.seats = append(d.seats, seat{i, r})
+	}
+	return pause
+}
+
+// candidates fills in what plugins see of the endpoints that are worth scoring.
+func (b *Book) candidates(now time.Time, pool *fleet.Pool, ask *Ask, p *Profile) {
+	d := &b.decision
+	d.request = plugin.Request{
+		Now: now, Model: ask.Model, Adapter: ask.Adapter, Session: ask.Session, Retry: ask.Retry,
+		Prompt: ask.Prompt, Output: b.lengths.Mean(), TTFT: b.config.TTFT, TPOT: b.config.TPOT, Rand: b.rnd,
+	}
+	if ask.TTFT > 0 {
+		d.request.TTFT = ask.TTFT
+	}
+	if !ask.Arrived.IsZero() {
+		d.request.Waited = max(now.Sub(ask.Arrived), 0)
+	}
+	d.rate, d.at = b.line.Rate(cost.Prior), b.seconds(now)
+	d.lookup.Reset(b.index, ask.Keys)
+	accounts := b.seats(pool)
+	d.chosen = d.chosen[:0]
+	// Filters look at everybody; where the pool is small, scorers do too.
+	if len(d.seats) <= scoreAll || len(p.filters) > 0 {
+		for i := range d.seats {
+			d.chosen = append(d.chosen, i)
+		}
+	} else {
+		b.shortlist(accounts)
+	}
+	n := len(d.chosen)
+	d.candidates = slices.Grow(d.candidates[:0], n)[:n]
+	for k, i := range d.chosen {
+		at := d.seats[i].at
+		b.fill(&d.candidates[k], &pool.Endpoints[at], accounts[at], ask)
+	}
+}
+
+// fill says what plugins see of one endpoint.
+func (b *Book) fill(c *plugin.Candidate, e *inference.Endpoint, a *account, ask *Ask) {
+	d := &b.decision
+	at := d.at
+	a.settle(at)
+	a.settleRate(d.rate)
+	*c = plugin.Candidate{
+		Endpoint: e,
+		InFlight: a.inflight, Ghosts: len(a.ghosts), Cached: b.cachedOn(a, ask),
+		PerToken: a.rate.PerToken, Intercept: a.rate.Intercept, Ahead: a.ahead(at),
+		Waiting: a.waiting, Context: a.context,
+		Queued: a.scraped.Queued, Running: a.scraped.Running, KVUsage: a.scraped.KVUsage,
+		Resident: ask.Adapter != "" && a.adapters.has(ask.Adapter, at),
+	}
+	if c.Ghosts > 0 {
+		// A quick error keeps its place as a prompt like this one would.
+		c.Ahead += float64(c.Ghosts) * max(a.rate.Seconds(float64(ask.Prompt.N)), ghostWeight)
+	}
+	if b.config.TPOT > 0 {
+		if n := len(a.running) + len(a.pending); n > 0 {
+			if a.stale(at) && b.mayRefresh(at, n) {
+				b.streamBudget -= float64(a.table(at, b.config.TPOT.Seconds(), b.lengths))
+			}
+			c.Stalls = &a.stalls
+		}
+	}
+}
+
+// ghostWeight is the least that a quick error counts for, in seconds.
+const ghostWeight = 0.1
+
+// mayRefresh reports whether there is time to make a table of so many streams.
+func (b *Book) mayRefresh(now float64, streams int) bool {
+	b.streamBudget = min(b.streamBudget+max(now-b.streamsAt, 0)*streamRate, streamBurst)
+	b.streamsAt = now
+	return b.streamBudget >= float64(min(streams, streamBurst))
+}
+
+// shortlist chooses the seats to be scored: the least loaded and the holders of
+// the longest prefixes.
+func (b *Book) shortlist(accounts []*account) {
+	d := &b.decision
+	// A heap of the least loaded with the worst on top. It is filled from a random
+	// place, so that among equals it is not always the same ones.
+	heap := d.chosen
+	begin := b.rnd.IntN(len(d.seats))
+	for k := range d.seats {
+		i := begin + k
+		if i >= len(d.seats) {
+			i -= len(d.seats)
+		}
+		switch {
+		case len(heap) < idlestMax:
+			heap = append(heap, i)
+			if len(heap) == idlestMax {
+				for at := idlestMax/2 - 1; at >= 0; at-- {
+					d.sink(heap, at)
+				}
+			}
+		case d.seats[i].rank.load < d.seats[heap[0]].rank.load:
+			heap[0] = i
+			d.sink(heap, 0)
+		}
+	}
+	d.chosen = heap
+	for _, m := range d.lookup.Longest(holdersMax) {
+		a := b.bySlot[m.Slot]
+		if a.seat < len(d.seats) && accounts[d.seats[a.seat].at] == a && !slices.Contains(d.chosen[:len(heap)], a.seat) {
+			d.chosen = append(d.chosen, a.seat)
+		}
+	}
+}
+
+func (d *decision) sink(heap []int, at int) {
+	load := func(k int) int { return d.seats[heap[k]].rank.load }
+	for {
+		worst := at
+		for _, child := range [2]int{2*at + 1, 2*at + 2} {
+			if child < len(heap) && load(child) > load(worst) {
+				worst = child
+			}
+		}
+		if worst == at {
+			return
+		}
+		heap[at], heap[worst] = heap[worst], heap[at]
+		at = worst
+	}
+}
+
+// cachedOn is how many tokens of the prompt an endpoint's engine has cached, as
+// far as is known: what it took, and what was sent to it and it has not refused.
+func (b *Book) cachedOn(a *account, ask *Ask) int {
+	if len(ask.Keys) == 0 || ask.PromptBytes <= 0 {
+		return 0
+	}
+	blocks := 0
+	if a.cached {
+		blocks = b.decision.lookup.Matched(a.slot)
+	}
+	for _, r := range a.pending {
+		if !r.taken {
+			blocks = max(blocks, common(r.keys, ask.Keys))
+		}
+	}
+	tokens := int(float64(ask.Prompt.N) * float64(blocks*prefix.BlockBytes) / float64(ask.PromptBytes))
+	return max(min(tokens, ask.Prompt.N-1), 0)
+}
+
+// common is how many leading keys two prompts share. Keys are chained, so the
+// last equal ones are found by bisection.
+func common(a, b []uint64) int {
+	lo, hi := 0, min(len(a), len(b))
+	for lo < hi {
+		if mid := int(uint(lo+hi) / 2); a[mid] == b[mid] {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// seconds is a time as the book's traffic knows it.
+func (b *Book) seconds(now time.Time) float64 {
+	if b.epoch.IsZero() {
+		b.epoch = now
+	}
+	return now.Sub(b.epoch).Seconds()
+}
+
+// work is what a prefill costs, in tokens of an empty engine.
+func work(prompt, cached int) float64 {
+	return cost.Default.Work(max(float64(prompt-cached), 1), float64(cached))
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cost is the price of placing a request on an engine, in seconds, and
+// what the price rests on: an engine's speed as its own traffic taught it, the
+// prefill that it still has to do, and the streams that a further prefill would
+// push over their target.
+//
+// Score is a pure function: immediate dispatch and a queue with late binding
+// call the same one. The package decides nothing and holds no lock; the pool's
+// book owns an Engine each and calls it. Times are seconds since any moment that
+// the owner keeps to.
+package cost
+
+import "math"
+
+// Params weigh the terms of a score. They are not for users to tune: they were
+// fixed on other seeds and windows than those that docs/routing.md reports.
+type Params struct {
+	Attention float64 // how much a token costs more per earlier token
+	Delay     float64 // a second of prefill, per stream that waits meanwhile
+	Decode    float64 // seconds that the answer takes longer in a larger batch
+	Stall     float64 // seconds that a stream over its target is worth
+	Late      float64 // a second over the budget for the first output
+	Budget    float64 // share of the TTFT target that may be used up
+}
+
+// Default is what docs/routing.md reports on.
+var Default = Params{
+	Attention: 2.5e-5,
+	Delay:     0.15,
+	Decode:    0.5,
+	Stall:     20,
+	Late:      3,
+	Budget:    0.5,
+}
+
+// Per output token: of each further sequence in the batch, and of each token of
+// its context. They are an A100's, within a factor of two of others.
+const (
+	perSequence = 2.5e-5
+	perContext  = 3e-8
+)
+
+// Ask is what a request costs anywhere.
+type Ask struct {
+	Prompt float64 // tokens
+	Output float64 // expected tokens of the answer
+	Waited float64 // since its arrival
+	TTFT   float64 // target; 0: none
+	TPOT   float64 // target; 0: none
+}
+
+// Place is one engine at one moment, for one request.
+type Place struct {
+	Cached    float64 // tokens of the prompt in its cache
+	Ahead     float64 // prefill before this one
+	PerToken  float64
+	Intercept float64
+	Running   float64 // requests in flight
+	Context   float64 // prompt tokens of running streams
+	Stalls    interface{ At(seconds float64) float64 }
+}
+
+// Terms are what a score is made of, in seconds; Total is their sum.
+type Terms struct {
+	Ahead  float64 // prefill of others before it
+	Own    float64 // its own prefill, first output included
+	Delay  float64 // that other requests wait meanwhile
+	Decode float64 // that answers take longer
+	Stall  float64 // streams that are expected to miss their target because of it
+	Late   float64 // its first output over budget
+
+	Streams float64 // how many streams Stall stands for
+	Total   float64
+}
+
+// Work is a prefill of fresh tokens behind cached ones, in tokens of the first.
+func (p *Params) Work(fresh, cached float64) float64 {
+	return fresh * (1 + p.Attention*(cached+fresh/2))
+}
+
+// Score is what placing the request there costs the pool.
+func (p *Params) Score(a *Ask, at *Place) (t Terms) {
+	prefill := at.PerToken * p.Work(max(a.Prompt-at.Cached, 1), at.Cached)
+	t.Ahead = at.Ahead
+	t.Own = prefill + at.Intercept
+	t.Delay = p.Delay * at.Running * prefill
+	t.Decode = p.Decode * a.Output * (2*perSequence*at.Running + perContext*(at.Context+at.Running*a.Prompt))
+	if a.TPOT > 0 && at.Stalls != nil {
+		t.Streams = max(at.Stalls.At(at.Ahead+prefill)-at.Stalls.At(at.Ahead), 0)
+		t.Stall = p.Stall * t.Streams
+	}
+	if a.TTFT > 0 {
+		t.Late = p.Late * max(a.Waited+t.Ahead+t.Own-p.Budget*a.TTFT, 0)
+	}
+	t.Total = t.Ahead + t.Own + t.Delay + t.Decode + t.Stall + t.Late
+	return t
+}
+
+// Rate is an engine's time to a first output: a straight line over the work.
+type Rate struct {
+	PerToken  float64
+	Intercept float64
+}
+
+// Seconds is how long that much work takes.
+func (r Rate) Seconds(work float64) float64 { return r.PerToken*work + r.Intercept }
+
+// Prior is the rate of an engine about which nothing is known, in a pool about
+// which nothing is: 10,000 tokens a second after 30 ms.
+var Prior = Rate{PerToken: 1 / 10_000.0, Intercept: 0.03}
+
+// Line learns a rate as the least-squares line through observations that fade.
+type Line struct{ n, x, y, xx, xy float64 }
+
+const (
+	fade         = 0.98
+	priorWork    = 4000
+	perTokenMin  = 1e-6
+	interceptMax = 0.5
+)
+
+// Observe adds one prefill of that much work that took that long.
+func (l *Line) Observe(work, seconds float64) {
+	if work <= 0 || seconds <= 0 || math.IsNaN(work+seconds) || math.IsInf(work+seconds, 0) {
+		return
+	}
+	l.n = l.n*fade + 1
+	l.x = l.x*fade + work
+	l.y = l.y*fade + seconds
+	l.xx = l.xx*fade + work*work
+	l.xy = l.xy*fade + work*seconds
+}
+
+// Rate fits the line. The prior stays in it as two observations of weight one,
+// of no work and of 4000 tokens: an engine's is the rate of its pool, so that
+// one that joins is taken for an average one, and not for a slow one that is
+// never tried.
+func (l *Line) Rate(prior Rate) Rate {
+	if l.n == 0 {
+		return prior
+	}
+	at := prior.Seconds(priorWork)
+	n, x, y := l.n+2, l.x+priorWork, l.y+prior.Intercept+at
+	xx, xy := l.xx+priorWork*priorWork, l.xy+priorWork*at
+	slope := (xy - x*y/n) / (xx - x*x/n)
+	intercept := (y - slope*x) / n
+	if intercept < 0 {
+		intercept, slope = 0, xy/xx
+	}
+	return Rate{max(slope, perTokenMin), min(intercept, interceptMax)}
+}

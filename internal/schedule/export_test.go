@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/fleet"
+)
+
+// Decide is the choice that Reserve rests on, and nothing else.
+func (b *Book) Decide(now time.Time, pool *fleet.Pool, ask *Ask) *inference.Endpoint {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.choose(now, pool, ask).endpoint
+}
+
+// Blocks is how many blocks the prefix index has.
+func (b *Book) Blocks() int { return b.index.Blocks() }
+
+// Left is what traffic is still noted for an endpoint.
+func (b *Book) Left(id inference.EndpointID) (pending, running int, work, context float64) {
+	a := b.account(id)
+	return len(a.pending), len(a.running), a.work, a.context
+}

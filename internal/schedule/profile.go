@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/headgate/headgate/plugin"
+)
+
+// Profile is how a pool's endpoints are chosen: filters, scorers with weights,
+// and a picker. It is fixed once made. A nil profile is least load.
+type Profile struct {
+	filters   []named[plugin.Filter]
+	scorers   []weighted
+	picker    plugin.Picker
+	observers []plugin.Observer
+}
+
+type named[T any] struct {
+	name string
+	does T
+}
+
+type weighted struct {
+	name   string
+	weight float64
+	does   plugin.Scorer
+}
+
+// Use names a plugin of a profile and how much its score weighs.
+type Use struct {
+	Plugin  string
+	Weight  float64 // of a scorer; 0: 1
+	Options plugin.Options
+}
+
+// NewProfile builds a profile of plugins that known has. Without a picker the
+// best score wins, at random among equals.
+func NewProfile(known map[string]plugin.Factory, uses []Use) (*Profile, error) {
+	p := &Profile{}
+	for _, u := range uses {
+		factory := known[u.Plugin]
+		if factory == nil {
+			return nil, fmt.Errorf("plugin %q is not known", u.Plugin)
+		}
+		options := u.Options
+		if options == nil {
+			options = plugin.None
+		}
+		made, err := factory(options)
+		if err != nil {
+			return nil, fmt.Errorf("plugin %s: %w", u.Plugin, err)
+		}
+		does := false
+		if f, ok := made.(plugin.Filter); ok {
+			p.filters, does = append(p.filters, named[plugin.Filter]{u.Plugin, f}), true
+		}
+		if s, ok := made.(plugin.Scorer); ok {
+			weight := u.Weight
+			if weight == 0 {
+				weight = 1
+			}
+			p.scorers, does = append(p.scorers, weighted{u.Plugin, weight, s}), true
+		}
+		if k, ok := made.(plugin.Picker); ok {
+			if p.picker != nil {
+				return nil, fmt.Errorf("plugin %s: a profile has one picker, and there is one already", u.Plugin)
+			}
+			p.picker, does = k, true
+		}
+		if !does {
+			return nil, fmt.Errorf("plugin %s neither filters nor scores nor picks", u.Plugin)
+		}
+		if o, ok := made.(plugin.Observer); ok {
+			p.observers = append(p.observers, o)
+		}
+	}
+	if len(p.scorers) == 0 && p.picker == nil {
+		return nil, fmt.Errorf("a profile needs a plugin that scores or picks")
+	}
+	return p, nil
+}
+
+// pick scores the candidates into totals and returns the index of the winner.
+func (p *Profile) pick(r *plugin.Request, candidates []plugin.Candidate, totals, scores []float64) int {
+	clear(totals)
+	for _, s := range p.scorers {
+		s.does.Score(r, candidates, scores)
+		for i, v := range scores {
+			totals[i] += s.weight * v
+		}
+	}
+	if p.picker != nil {
+		return min(max(p.picker.Pick(r, totals), 0), len(totals)-1)
+	}
+	best, ties := 0, 1
+	for i := 1; i < len(totals); i++ {
+		switch {
+		case totals[i] > totals[best]:
+			best, ties = i, 1
+		case totals[i] == totals[best]:
+			// Reservoir sampling: each of n equals wins with probability 1/n.
+			if ties++; r.Rand.IntN(ties) == 0 {
+				best = i
+			}
+		}
+	}
+	return best
+}
+
+// filter drops candidates that a filter refuses, unless nobody would be left.
+func (p *Profile) filter(r *plugin.Request, candidates []plugin.Candidate) []plugin.Candidate {
+	for _, f := range p.filters {
+		kept := 0
+		for i := range candidates {
+			if f.does.Filter(r, &candidates[i]) != "" {
+				continue
+			}
+			if kept < i {
+				candidates[kept] = candidates[i]
+			}
+			kept++
+		}
+		if kept > 0 {
+			candidates = candidates[:kept]
+		}
+	}
+	return candidates
+}
+
+// explain is what the scorers say of one candidate.
+func (p *Profile) explain(r *plugin.Request, c *plugin.Candidate) string {
+	var lines []string
+	for _, s := range p.scorers {
+		if e, ok := s.does.(plugin.Explainer); ok {
+			lines = append(lines, s.name+"("+e.Explain(r, c)+")")
+		}
+	}
+	return strings.Join(lines, " ")
+}

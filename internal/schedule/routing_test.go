@@ -1,0 +1,666 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/url"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/dialect/openai"
+	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/internal/prefix"
+	"github.com/headgate/headgate/internal/schedule"
+	"github.com/headgate/headgate/plugin"
+	"github.com/headgate/headgate/plugins/standard"
+)
+
+var start = time.Unix(1_000_000, 0)
+
+func newPool(n int) *fleet.Pool {
+	pool := &fleet.Pool{Name: "p"}
+	for i := range n {
+		u, err := url.Parse(fmt.Sprintf("http://10.0.%d.%d:8000", i/250, i%250+1))
+		if err != nil {
+			panic(err)
+		}
+		pool.Endpoints = append(pool.Endpoints, fleet.NewEndpoint(u, ""))
+	}
+	return pool
+}
+
+func newBook(t testing.TB) *schedule.Book {
+	t.Helper()
+	profile, err := standard.Profile(standard.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bookWith(profile)
+}
+
+func bookWith(profile *schedule.Profile) *schedule.Book {
+	return schedule.NewBook(schedule.Config{Profile: profile, TTFT: 2 * time.Second, TPOT: 100 * time.Millisecond}, rand.New(rand.NewPCG(1, 2)))
+}
+
+// prompt is a request of that many tokens. Prompts of one group share all but
+// the last quarter.
+func prompt(group, id, tokens int) schedule.Ask {
+	var h prefix.Hasher
+	h.Start("m", "")
+	shared, own := tokens*3/4, tokens-tokens*3/4
+	h.Text([]byte(strings.Repeat(fmt.Sprintf("g%06d ", group), shared/2)))
+	h.Text([]byte(strings.Repeat(fmt.Sprintf("i%06d ", id), own/2)))
+	keys, bytes := h.Keys()
+	return schedule.Ask{Model: "m", Prompt: inference.Tokens{N: tokens}, Keys: keys, PromptBytes: bytes, Stream: true}
+}
+
+func place(t *testing.T, b *schedule.Book, now time.Time, pool *fleet.Pool, ask schedule.Ask) *schedule.Reservation {
+	t.Helper()
+	r, err := b.Reserve(now, pool, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// serve lets an engine answer: its first output after that long, and no tokens.
+func serve(r *schedule.Reservation, now time.Time) {
+	r.Accepted()
+	r.FirstOutput(now)
+	r.Finished(inference.Usage{Completion: 20, Cached: -1})
+	r.Release()
+}
+
+// SCH-1: without a holder, equal engines share.
+func TestMissesSpreadOverIdleEngines(t *testing.T) {
+	b, pool := newBook(t), newPool(4)
+	got := map[inference.EndpointID]int{}
+	now := start
+	for i := range 200 {
+		now = now.Add(time.Second)
+		r := place(t, b, now, pool, prompt(1000+i, i, 2000))
+		got[r.Endpoint.ID]++
+		serve(r, now.Add(230*time.Millisecond))
+	}
+	for id, n := range got {
+		if n < 30 || n > 70 {
+			t.Errorf("%s got %d of 200, want 50±20", id, n)
+		}
+	}
+}
+
+func TestSecondTurnGoesWhereTheFirstWas(t *testing.T) {
+	b, pool := newBook(t), newPool(8)
+	now := start
+	for g := range 30 {
+		now = now.Add(time.Second)
+		first := place(t, b, now, pool, prompt(g, 0, 4000))
+		serve(first, now.Add(400*time.Millisecond))
+		now = now.Add(time.Second)
+		second := place(t, b, now, pool, prompt(g, 1, 4000))
+		if second.Endpoint.ID != first.Endpoint.ID {
+			t.Errorf("group %d went to %s and then to %s", g, first.Endpoint.ID, second.Endpoint.ID)
+		}
+		serve(second, now.Add(100*time.Millisecond))
+	}
+}
+
+// SCH-3: one hot engine costs the others' groups nothing.
+func TestOneHotEngineLeavesOtherGroupsAlone(t *testing.T) {
+	b, pool := newBook(t), newPool(4)
+	now := start
+	home := map[int]inference.EndpointID{}
+	for g := range 4 {
+		// Each group's engine is the one that the others do not have.
+		var exclude []inference.EndpointID
+		for _, id := range home {
+			exclude = append(exclude, id)
+		}
+		ask := prompt(g, 0, 8000)
+		ask.Exclude = exclude
+		r := place(t, b, now, pool, ask)
+		home[g] = r.Endpoint.ID
+		serve(r, now.Add(800*time.Millisecond))
+	}
+	now = now.Add(time.Second)
+	for i := range 12 { // saturate group 0's engine: work that never begins
+		ask := prompt(50+i, 0, 16_000)
+		for g, id := range home {
+			if g != 0 {
+				ask.Exclude = append(ask.Exclude, id)
+			}
+		}
+		place(t, b, now, pool, ask).Accepted()
+	}
+	stayed := map[int]int{}
+	for i := range 40 {
+		now = now.Add(500 * time.Millisecond)
+		g := i % 4
+		r := place(t, b, now, pool, prompt(g, i+1, 8000))
+		if r.Endpoint.ID == home[g] {
+			stayed[g]++
+		}
+		serve(r, now.Add(200*time.Millisecond))
+	}
+	for g := 1; g < 4; g++ {
+		if stayed[g] < 9 {
+			t.Errorf("group %d stayed on its engine %d times of 10", g, stayed[g])
+		}
+	}
+	if stayed[0] > 0 {
+		t.Errorf("group 0 went to its hot engine %d times of 10", stayed[0])
+	}
+}
+
+// A popular prefix spills over before it queues.
+func TestHotPrefixSpillsOver(t *testing.T) {
+	b, pool := newBook(t), newPool(4)
+	first := place(t, b, start, pool, prompt(1, 0, 8000))
+	serve(first, start.Add(800*time.Millisecond))
+	now := start.Add(time.Second)
+	got := map[inference.EndpointID]int{}
+	for i := range 40 { // a burst, before anything was computed
+		got[place(t, b, now, pool, prompt(1, i+1, 8000)).Endpoint.ID]++
+	}
+	if len(got) != 4 {
+		t.Fatalf("the burst went to %v", got)
+	}
+	for id, n := range got {
+		if n > 20 {
+			t.Errorf("%s got %d of 40", id, n)
+		}
+	}
+}
+
+// SCH-5: an endpoint that left or restarted is cold, and so is one at its address.
+func TestNewEngineAtAnOldAddressIsCold(t *testing.T) {
+	for name, gone := range map[string]func(*schedule.Book, inference.EndpointID){
+		"forgotten": func(b *schedule.Book, id inference.EndpointID) { b.Forget(id) },
+		"restarted": func(b *schedule.Book, id inference.EndpointID) { b.Restarted(id) },
+		"gone": func(b *schedule.Book, id inference.EndpointID) {
+			b.SetHealth(id, inference.Gone)
+			b.SetHealth(id, inference.Healthy)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, pool := newBook(t), newPool(2)
+			now := start
+			warm := pool.Endpoints[0].ID
+			for g := range 100 {
+				ask := prompt(g, 0, 4000)
+				ask.Exclude = []inference.EndpointID{pool.Endpoints[1].ID}
+				now = now.Add(time.Second)
+				serve(place(t, b, now, pool, ask), now.Add(400*time.Millisecond))
+			}
+			gone(b, warm)
+			old := 0
+			for g := range 100 {
+				now = now.Add(time.Second)
+				for _, e := range b.Explain(now, pool, prompt(g, 1, 4000)) {
+					old += e.Cached
+				}
+			}
+			if old > 0 {
+				t.Errorf("%d tokens are still thought to be cached", old)
+			}
+			for i := range 2000 { // memory comes back while others learn
+				now = now.Add(time.Second)
+				serve(place(t, b, now, pool, prompt(1_000_000, 0, 600)), now.Add(time.Millisecond))
+				_ = i
+			}
+			if n := b.Blocks(); n > 20 {
+				t.Errorf("%d blocks are left in the index", n)
+			}
+		})
+	}
+}
+
+// What an engine did not take is not learned.
+func TestRefusedPromptsAreNotLearned(t *testing.T) {
+	b, pool := newBook(t), newPool(2)
+	r := place(t, b, start, pool, prompt(1, 0, 4000))
+	// While it is under way it counts, so that its like go with it.
+	if cached := cachedAt(b, pool, r.Endpoint.ID, prompt(1, 1, 4000)); cached < 2500 {
+		t.Errorf("%d tokens of a prompt under way count as cached", cached)
+	}
+	r.Release()
+	if cached := cachedAt(b, pool, r.Endpoint.ID, prompt(1, 1, 4000)); cached != 0 {
+		t.Errorf("%d tokens of a prompt that was refused count as cached", cached)
+	}
+}
+
+func cachedAt(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID, ask schedule.Ask) int {
+	for _, e := range b.Explain(start, pool, ask) {
+		if e.Endpoint == id {
+			return e.Cached
+		}
+	}
+	return -1
+}
+
+// A dead-but-fast engine is always idle.
+func TestQuickErrorsDoNotAttractPrompts(t *testing.T) {
+	b, pool := newBook(t), newPool(3)
+	bad := pool.Endpoints[0].ID
+	now, toBad := start, 0
+	type run struct {
+		r  *schedule.Reservation
+		by time.Time
+	}
+	var running []run
+	for i := range 300 {
+		now = now.Add(100 * time.Millisecond)
+		for len(running) > 0 && !running[0].by.After(now) {
+			serve(running[0].r, running[0].by)
+			b.Report(now, schedule.Outcome{Endpoint: running[0].r.Endpoint.ID, Verdict: inference.Finished, Took: time.Second})
+			running = running[1:]
+		}
+		r := place(t, b, now, pool, prompt(i, i, 2000))
+		if r.Endpoint.ID == bad {
+			toBad++
+			r.Release()
+			b.Report(now, schedule.Outcome{Endpoint: bad, Verdict: inference.Refused, Took: time.Millisecond})
+			continue
+		}
+		running = append(running, run{r, now.Add(time.Second)})
+	}
+	if toBad > 110 {
+		t.Errorf("the failing engine got %d of 300, more than its share", toBad)
+	}
+}
+
+// An engine that froze takes prompts and never begins them.
+func TestFrozenEngineIsLeftAlone(t *testing.T) {
+	b, pool := newBook(t), newPool(3)
+	now, frozen := start, 0
+	for i := range 100 {
+		now = now.Add(300 * time.Millisecond)
+		r := place(t, b, now, pool, prompt(i, i, 2000))
+		r.Accepted()
+		if r.Endpoint.ID == pool.Endpoints[0].ID {
+			frozen++
+			continue
+		}
+		serve(r, now.Add(230*time.Millisecond))
+	}
+	if frozen > 5 {
+		t.Errorf("the frozen engine got %d of 100", frozen)
+	}
+}
+
+// One that joins cold while the others have a little more to do than they can is
+// neither flooded nor starved.
+func TestColdEngineGetsItsShare(t *testing.T) {
+	b, pool := newBook(t), newPool(4)
+	three := &fleet.Pool{Name: "p", Endpoints: pool.Endpoints[:3]}
+	now := start
+	type run struct {
+		r  *schedule.Reservation
+		by time.Time
+	}
+	var running []run
+	busy := map[inference.EndpointID]time.Time{}
+	warm := map[string]bool{}
+	step := func(pool *fleet.Pool, i int) inference.EndpointID {
+		now = now.Add(28 * time.Millisecond)
+		keep := running[:0]
+		for _, x := range running {
+			if x.by.After(now) {
+				keep = append(keep, x)
+				continue
+			}
+			serve(x.r, x.by)
+		}
+		running = keep
+		r := place(t, b, now, pool, prompt(i%12, i, 4000))
+		r.Accepted()
+		// An engine computes one prompt after another, a cached one in a quarter.
+		if busy[r.Endpoint.ID].Before(now) {
+			busy[r.Endpoint.ID] = now
+		}
+		took, key := 400*time.Millisecond, fmt.Sprint(r.Endpoint.ID, i%12)
+		if warm[key] {
+			took = 100 * time.Millisecond
+		}
+		warm[key] = true
+		busy[r.Endpoint.ID] = busy[r.Endpoint.ID].Add(took)
+		running = append(running, run{r, busy[r.Endpoint.ID]})
+		return r.Endpoint.ID
+	}
+	for i := range 600 {
+		step(three, i)
+	}
+	got := map[inference.EndpointID]int{}
+	for i := range 400 {
+		got[step(pool, i)]++
+	}
+	if n := got[pool.Endpoints[3].ID]; n < 40 || n > 150 {
+		t.Errorf("the new engine got %d of 400: %v", n, got)
+	}
+}
+
+// A prefill goes where it pushes fewest streams over their target, even if that
+// engine has as much to do.
+func TestPrefillSparesStreamsAtTheirLimit(t *testing.T) {
+	b, pool := newBook(t), newPool(2)
+	now := start
+	tight, easy := pool.Endpoints[0].ID, pool.Endpoints[1].ID
+	var streams []*schedule.Reservation
+	for i := range 20 {
+		ask := prompt(100+i, 0, 500)
+		ask.Exclude = []inference.EndpointID{[]inference.EndpointID{easy, tight}[i%2]}
+		r := place(t, b, now, pool, ask)
+		r.Accepted()
+		r.FirstOutput(now)
+		streams = append(streams, r)
+	}
+	now = now.Add(4 * time.Second)
+	for _, r := range streams {
+		n := 42 // a hair ahead of 100 ms a token
+		if r.Endpoint.ID == easy {
+			n = 200
+		}
+		r.Tokens(n)
+	}
+	for i := range 20 {
+		r := place(t, b, now, pool, prompt(200+i, i, 8000))
+		if r.Endpoint.ID != easy {
+			t.Fatalf("prompt %d went to streams that are at their limit: %s", i, r.Why())
+		}
+		r.Release()
+	}
+}
+
+func TestLoadedAdapterIsPreferred(t *testing.T) {
+	b, pool := newBook(t), newPool(4)
+	now := start
+	ask := func(i int) schedule.Ask {
+		a := prompt(i, i, 1000)
+		a.Adapter = "x"
+		return a
+	}
+	first := place(t, b, now, pool, ask(0))
+	serve(first, now.Add(100*time.Millisecond))
+	for i := range 20 { // SCH-9: its list of active adapters is empty, its memory is not
+		now = now.Add(2 * time.Second)
+		r := place(t, b, now, pool, ask(i+1))
+		if r.Endpoint.ID != first.Endpoint.ID {
+			t.Fatalf("the adapter was loaded a second time: %s", r.Why())
+		}
+		serve(r, now.Add(100*time.Millisecond))
+	}
+}
+
+func TestExplanationNamesEveryEndpoint(t *testing.T) {
+	b, pool := newBook(t), newPool(4)
+	ask := prompt(1, 1, 2000)
+	ask.Exclude = []inference.EndpointID{pool.Endpoints[0].ID}
+	b.SetHealth(pool.Endpoints[1].ID, inference.Gone)
+	chosen := 0
+	for i, e := range b.Explain(start, pool, ask) {
+		switch {
+		case i == 0 && e.Out != "excluded", i == 1 && e.Out != "gone", i > 1 && e.Out != "":
+			t.Errorf("%s is out because of %q", e.Endpoint, e.Out)
+		case i > 1 && (len(e.Scores) != 1 || e.Scores[0].Plugin != "cost" || e.Total >= 0 || e.Scores[0].Terms == ""):
+			t.Errorf("%s: %+v", e.Endpoint, e)
+		}
+		if e.Chosen {
+			chosen++
+		}
+	}
+	if chosen != 1 {
+		t.Errorf("%d endpoints were chosen", chosen)
+	}
+	ask.Explain = true
+	if why := place(t, b, start, pool, ask).Why(); !strings.Contains(why, "scored=2") || !strings.Contains(why, "cost(") {
+		t.Errorf("why: %s", why)
+	}
+}
+
+func TestUnknownPromptsGoByLoad(t *testing.T) {
+	b, pool := newBook(t), newPool(3)
+	for range 30 {
+		place(t, b, start, pool, schedule.Ask{})
+	}
+	for _, s := range b.Status(start, pool) {
+		if s.InFlight != 10 {
+			t.Errorf("%s has %d in flight, want 10", s.Endpoint, s.InFlight)
+		}
+	}
+}
+
+func TestFiltersThatLeaveNobodyAreDisregarded(t *testing.T) {
+	for _, keep := range []int{0, 1} {
+		known := map[string]plugin.Factory{"no": func(plugin.Options) (any, error) { return only(keep), nil }}
+		maps.Copy(known, standard.Plugins)
+		profile, err := schedule.NewProfile(known, []schedule.Use{{Plugin: "no"}, {Plugin: "leastload"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, pool := schedule.NewBook(schedule.Config{Profile: profile}, rand.New(rand.NewPCG(1, 2))), newPool(3)
+		got := map[inference.EndpointID]int{}
+		for i := range 30 {
+			got[place(t, b, start, pool, prompt(i, i, 500)).Endpoint.ID]++
+		}
+		if want := []int{3, 1}[keep]; len(got) != want {
+			t.Errorf("the filter keeps %d and %v were used", keep, got)
+		}
+		for _, e := range b.Explain(start, pool, prompt(1, 1, 500)) {
+			if keep == 1 && !e.Chosen && e.Out != "no: not the first" {
+				t.Errorf("%s is out because of %q", e.Endpoint, e.Out)
+			}
+		}
+	}
+}
+
+// only keeps the first endpoint of newPool, or nobody.
+type only int
+
+func (n only) Filter(_ *plugin.Request, c *plugin.Candidate) string {
+	if n == 1 && strings.HasSuffix(string(c.Endpoint.ID), "10.0.0.1:8000") {
+		return ""
+	}
+	return "not the first"
+}
+
+// TestTrafficReturnsToZero: whatever order things happen in, nothing is left
+// behind (CNT-1, CNT-3, CNT-5).
+func TestTrafficReturnsToZero(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		b, pool := newBook(t), newPool(3)
+		now := start
+		var held []*schedule.Reservation
+		one := func() *schedule.Reservation { return held[rapid.IntRange(0, len(held)-1).Draw(rt, "which")] }
+		for range rapid.IntRange(1, 80).Draw(rt, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 2000).Draw(rt, "ms")) * time.Millisecond)
+			what := rapid.IntRange(0, 7).Draw(rt, "what")
+			if what > 0 && len(held) == 0 {
+				continue
+			}
+			switch what {
+			case 0:
+				ask := prompt(rapid.IntRange(0, 3).Draw(rt, "group"), rapid.IntRange(0, 3).Draw(rt, "id"), rapid.IntRange(0, 900).Draw(rt, "tokens"))
+				ask.Stream = rapid.Bool().Draw(rt, "stream")
+				if r, err := b.Reserve(now, pool, ask); err == nil {
+					held = append(held, r)
+				}
+			case 1:
+				one().Accepted()
+			case 2:
+				one().FirstOutput(now)
+			case 3:
+				one().Tokens(rapid.IntRange(0, 5000).Draw(rt, "n"))
+			case 4:
+				one().Finished(inference.Usage{Prompt: 5, Completion: 7, Cached: rapid.IntRange(-1, 5).Draw(rt, "cached")})
+			case 5:
+				one().Release()
+			case 6:
+				b.Forget(rapid.SampledFrom(pool.Endpoints).Draw(rt, "gone").ID)
+			case 7:
+				b.Restarted(rapid.SampledFrom(pool.Endpoints).Draw(rt, "new").ID)
+			}
+		}
+		for _, r := range held {
+			r.Release()
+			r.Release()
+		}
+		for _, s := range b.Status(now, pool) {
+			if pending, running, work, context := b.Left(s.Endpoint); s.InFlight != 0 || pending+running != 0 || work != 0 || context != 0 {
+				rt.Fatalf("%s: %d in flight, %d pending (%v), %d running (%v)", s.Endpoint, s.InFlight, pending, work, running, context)
+			}
+		}
+	})
+}
+
+// crowd fills a book: 500k blocks in its index, and streams and prefills under
+// way everywhere. A tenth of the engines hold a part of the prompt, one most.
+func crowd(b *testing.B, book *schedule.Book, endpoints, tokens int) (*schedule.Book, *fleet.Pool, []byte, time.Time) {
+	pool := newPool(endpoints)
+	now := start
+	reserve := func(at int, ask schedule.Ask) *schedule.Reservation {
+		one := &fleet.Pool{Name: "p", Endpoints: pool.Endpoints[at : at+1]}
+		r, err := book.Reserve(now, one, ask)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return r
+	}
+	text := strings.Repeat("All work and no play makes Jack a dull boy, and that is all. ", 4*tokens/61+1)[:4*tokens]
+	body := []byte(`{"model":"m","messages":[{"role":"system","content":` + strconv.Quote(text) + `},{"role":"user","content":"hello"}],"stream":true}`)
+	ask := askOf(b, body)
+	for i := range endpoints {
+		per := 500_000 / endpoints
+		book.SetCache(pool.Endpoints[i].ID, (per+len(ask.Keys))*prefix.BlockBytes/4)
+		var h prefix.Hasher
+		for have := 0; have < per; have += 1000 {
+			h.Start("m", "")
+			h.Text([]byte(strings.Repeat(fmt.Sprintf("%08d-%07d", i, have), prefix.BlockBytes/16*min(1000, per-have))))
+			keys, total := h.Keys()
+			r := reserve(i, schedule.Ask{Prompt: inference.Tokens{N: total / 4}, Keys: keys, PromptBytes: total, Stream: true})
+			r.Accepted()
+			r.FirstOutput(now)
+			r.Release()
+		}
+		if i%10 == 0 {
+			part := ask
+			part.Keys = ask.Keys[:len(ask.Keys)*(i+1)/endpoints]
+			r := reserve(i, part)
+			r.Accepted()
+			r.FirstOutput(now)
+			r.Release()
+		}
+		for k := range 10 + i%5 {
+			r := reserve(i, schedule.Ask{Prompt: inference.Tokens{N: 800}, Stream: true})
+			if k < 9 {
+				r.Accepted()
+				r.FirstOutput(now)
+				r.Tokens(10 + k*5)
+			}
+		}
+	}
+	return book, pool, body, now.Add(100 * time.Millisecond)
+}
+
+func askOf(b testing.TB, body []byte) schedule.Ask {
+	r, err := openai.Chat.Inspect("application/json", body)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var h prefix.Hasher
+	keys, total := h.Request(body, r, r.Model)
+	return schedule.Ask{Model: "m", Prompt: r.PromptTokens, Keys: keys, PromptBytes: total, Stream: true}
+}
+
+// BenchmarkDecision is one decision from the bytes of the prompt to the endpoint:
+// hashing, lookup, and the cost of each candidate. The clock goes on by a tenth
+// of a millisecond per decision, so tables of stalls are made anew meanwhile.
+func BenchmarkDecision(b *testing.B) {
+	for _, c := range []struct{ endpoints, k int }{{10, 1}, {100, 1}, {1000, 1}, {10, 32}, {100, 32}, {1000, 32}, {10, 128}, {100, 128}, {1000, 128}} {
+		b.Run(fmt.Sprintf("%dx%dk", c.endpoints, c.k), func(b *testing.B) { decide(b, newBook(b), c.endpoints, c.k) })
+	}
+}
+
+// BenchmarkFullScan is the same with every endpoint scored in full, as it is
+// where a profile has filters.
+func BenchmarkFullScan(b *testing.B) {
+	for _, c := range []struct{ endpoints, k int }{{100, 1}, {1000, 1}, {1000, 128}} {
+		b.Run(fmt.Sprintf("%dx%dk", c.endpoints, c.k), func(b *testing.B) {
+			known := maps.Clone(standard.Plugins)
+			known["all"] = func(plugin.Options) (any, error) { return everybody{}, nil }
+			profile, err := schedule.NewProfile(known, append([]schedule.Use{{Plugin: "all"}}, standard.Profiles[standard.Default]...))
+			if err != nil {
+				b.Fatal(err)
+			}
+			decide(b, bookWith(profile), c.endpoints, c.k)
+		})
+	}
+}
+
+type everybody struct{}
+
+func (everybody) Filter(*plugin.Request, *plugin.Candidate) string { return "" }
+
+func decide(b *testing.B, book *schedule.Book, endpoints, k int) {
+	book, pool, body, now := crowd(b, book, endpoints, k<<10)
+	r, err := openai.Chat.Inspect("application/json", body)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var h prefix.Hasher
+	ask := schedule.Ask{Model: "m", Prompt: r.PromptTokens, Stream: true}
+	h.Request(body, r, r.Model)
+	book.Decide(now, pool, &ask)
+	b.ReportAllocs()
+	began := cpuTime(b)
+	for b.Loop() {
+		now = now.Add(100 * time.Microsecond)
+		ask.Keys, ask.PromptBytes = h.Request(body, r, r.Model)
+		if book.Decide(now, pool, &ask) == nil {
+			b.Fatal("nobody")
+		}
+	}
+	b.ReportMetric(float64(cpuTime(b)-began)/float64(b.N), "cpu-ns/op")
+}
+
+// cpuTime is what the process has used so far. On a busy machine the wall says
+// more about the neighbours.
+func cpuTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkBody is what a body of 220 KB costs in all before it is sent.
+func BenchmarkBody(b *testing.B) {
+	book, pool, body, now := crowd(b, newBook(b), 100, 55_000)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	var h prefix.Hasher
+	began := cpuTime(b)
+	for b.Loop() {
+		r, err := openai.Chat.Inspect("application/json", body)
+		if err != nil {
+			b.Fatal(err)
+		}
+		now = now.Add(100 * time.Microsecond)
+		ask := schedule.Ask{Model: "m", Prompt: r.PromptTokens, Stream: true}
+		ask.Keys, ask.PromptBytes = h.Request(body, r, r.Model)
+		place, refused := book.Reserve(now, pool, ask)
+		if refused != nil {
+			b.Fatal(refused)
+		}
+		place.Release()
+	}
+	b.ReportMetric(float64(cpuTime(b)-began)/float64(b.N), "cpu-ns/op")
+}

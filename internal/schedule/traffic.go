@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/headgate/headgate/internal/prefix"
+	"github.com/headgate/headgate/internal/schedule/cost"
+)
+
+// traffic is what the requests on one endpoint teach about its engine: how fast
+// it prefills, what it has yet to do, and how its streams do against their
+// target. Times are seconds since the book's epoch.
+type traffic struct {
+	line    cost.Line
+	own     cost.Rate      // of line
+	seen    int            // observations
+	rate    cost.Rate      // that is used: its own, or the pool's
+	pending []*Reservation // without a first output, in order of dispatch
+	work    float64        // sum of theirs
+	waiting float64        // sum of their prompts' fresh tokens
+	running []*Reservation // with one
+	context float64        // sum of their prompts
+
+	lastFirst   float64 // when the last first output came
+	batchWork   float64 // work of the first outputs that came at that moment
+	batchTook   float64 // and how long they took; 0: nothing to observe
+	stalls      cost.Table
+	stallsAt    float64 // when the table was made
+	stallsKnown bool
+	gap         float64 // time per token while no prefill is pending
+	quiet       bool    // none was pending since the table was made
+
+	slot     prefix.Slot
+	cached   bool // slot is valid
+	capacity int  // in blocks of the index
+
+	adapters adapters
+}
+
+const (
+	gapAtStart   = 0.02
+	sameMoment   = 0.003 // first outputs this close were computed in one step
+	stallsFresh  = 0.02  // how old a table of stalls may get, if there is time
+	overdue      = 3     // times its predicted time until an engine is suspect
+	overdueFloor = 0.5
+)
+
+func newTraffic() traffic {
+	return traffic{rate: cost.Prior, own: cost.Prior, lastFirst: -1, gap: gapAtStart, capacity: defaultBlocks}
+}
+
+// ahead is the prefill in seconds that the engine has yet to do. What the oldest
+// prompt had of it already is taken off; an engine that is long overdue with it
+// is taken to need as long again.
+func (t *traffic) ahead(now float64) float64 {
+	if len(t.pending) == 0 {
+		return 0
+	}
+	head := t.pending[0]
+	first := t.rate.Seconds(head.work)
+	done := now - max(t.lastFirst, head.sent)
+	left := t.rate.Seconds(t.work) - min(done, 0.9*first)
+	if done > overdue*first+overdueFloor {
+		left += done
+	}
+	return max(left, 0)
+}
+
+// An engine counts as its pool's average until it was seen some times and is
+// plainly faster or slower. What chance makes of equal engines would otherwise
+// send every prompt that nobody has cached to the one that looks quickest, and
+// leave the caches of the others unused (SCH-1).
+const (
+	seenMin  = 4
+	alikeMax = 1.12
+	alikeFor = 2000 // tokens of work at which rates are compared
+)
+
+// settleRate chooses the rate that the engine is judged by.
+func (t *traffic) settleRate(pool cost.Rate) {
+	t.rate = pool
+	own, all := t.own.Seconds(alikeFor), pool.Seconds(alikeFor)
+	if t.seen >= seenMin && (own > all*alikeMax || all > own*alikeMax) {
+		t.rate = t.own
+	}
+}
+
+// settle moves prompts of answers that come whole out of the way once they
+// must have been computed: nobody will tell when they were.
+func (t *traffic) settle(now float64) {
+	for len(t.pending) > 0 && !t.pending[0].streams && now >= t.pending[0].due {
+		t.begin(t.pending[0], t.pending[0].due, nil)
+	}
+}
+
+func (t *traffic) dispatch(r *Reservation) {
+	r.due = r.sent + t.ahead(r.sent) + t.rate.Seconds(r.work)
+	t.pending = append(t.pending, r)
+	t.work += r.work
+	t.waiting += r.fresh
+	t.quiet, t.stallsKnown = false, false
+}
+
+// begin notes the first output of a pending reservation. What it teaches about
+// the engine teaches something about the pool too.
+func (t *traffic) begin(r *Reservation, now float64, pool *cost.Line) {
+	if !t.unqueue(r) {
+		return
+	}
+	from := max(t.lastFirst, r.sent)
+	if r.streams && pool != nil {
+		if now-t.lastFirst > sameMoment {
+			if t.batchTook > 0 {
+				t.line.Observe(t.batchWork, t.batchTook)
+				pool.Observe(t.batchWork, t.batchTook)
+				t.seen++
+				t.own = t.line.Rate(pool.Rate(cost.Prior))
+			}
+			t.batchWork, t.batchTook = 0, now-from
+		}
+		t.batchWork += r.work
+		t.lastFirst = now
+	}
+	r.first = now
+	r.begun = true
+	t.running = append(t.running, r)
+	t.context += r.prompt
+}
+
+func (t *traffic) unqueue(r *Reservation) bool {
+	at := slices.Index(t.pending, r)
+	if at < 0 {
+		return false
+	}
+	t.pending = slices.Delete(t.pending, at, at+1)
+	t.work -= r.work
+	t.waiting -= r.fresh
+	if len(t.pending) == 0 {
+		t.work, t.waiting = 0, 0 // no sum of roundings stays
+	}
+	return true
+}
+
+// end forgets a reservation, wherever it is.
+func (t *traffic) end(r *Reservation) {
+	if t.unqueue(r) {
+		return
+	}
+	if at := slices.Index(t.running, r); at >= 0 {
+		last := len(t.running) - 1
+		t.running[at] = t.running[last]
+		t.running[last] = nil
+		t.running = t.running[:last]
+		t.context -= r.prompt
+		if last == 0 {
+			t.context = 0
+		}
+	}
+}
+
+// table makes the table of stalls and returns how many streams that took.
+func (t *traffic) table(now, tpot float64, lengths *cost.Lengths) int {
+	t.pace(now)
+	t.stalls.Reset()
+	t.stallsAt, t.stallsKnown = now, true
+	for _, r := range t.running {
+		if r.streams {
+			t.stalls.Add(now, cost.Stream{First: r.first, Tokens: int(r.tokens.Load())}, tpot, t.gap, lengths)
+		}
+	}
+	// A prompt that waits becomes a stream before a prefill behind it is done, and
+	// has no slack at all when it does.
+	if len(t.pending) > 0 {
+		at := now + t.ahead(now) - t.rate.PerToken*t.work
+		for _, r := range t.pending {
+			at += t.rate.PerToken * r.work
+			if r.streams {
+				t.stalls.Add(now, cost.Stream{First: max(at, now), Tokens: 1}, tpot, t.gap, lengths)
+			}
+		}
+	}
+	return len(t.running) + len(t.pending)
+}
+
+// pace learns the engine's time per token from how far its streams came since
+// the last look, if no prefill was pending meanwhile.
+func (t *traffic) pace(now float64) {
+	since := now - t.stallsAt
+	sum, n := 0, 0
+	for _, r := range t.running {
+		k := int(r.tokens.Load())
+		if r.looked && k > r.seen {
+			sum += k - r.seen
+			n++
+		}
+		r.seen, r.looked = k, true
+	}
+	if t.quiet && n > 0 && since > 0 {
+		// A few tokens between two looks are a coarse clock, so short looks weigh little.
+		t.gap += min(since, 1) * (since*float64(n)/float64(sum) - t.gap)
+	}
+	t.quiet = len(t.pending) == 0
+}
+
+// stale reports whether the table should be made anew.
+func (t *traffic) stale(now float64) bool {
+	return !t.stallsKnown || now-t.stallsAt > stallsFresh
+}
+
+// progress is what a reservation's traffic is known by. The book's lock guards
+// all but tokens.
+type progress struct {
+	streams bool
+	prompt  float64 // tokens
+	fresh   float64 // of them, not cached as far as was known
+	work    float64
+	sent    float64
+	due     float64
+	first   float64
+	begun   bool
+	taken   bool // accepted by the engine
+	keys    []uint64
+	tokens  atomic.Int64
+	seen    int
+	looked  bool
+}
+
+// adapters are those used lately, the newest last. An engine's own list shows
+// activity and not residence (SCH-9), so recent use is the better witness.
+type adapters struct {
+	names []string
+	used  []float64
+}
+
+const (
+	adaptersMax  = 64
+	adapterStays = 600.0 // seconds without use after which it counts as gone
+)
+
+func (a *adapters) use(name string, now float64) {
+	if name == "" {
+		return
+	}
+	if at := slices.Index(a.names, name); at >= 0 {
+		a.names, a.used = slices.Delete(a.names, at, at+1), slices.Delete(a.used, at, at+1)
+	}
+	if len(a.names) >= adaptersMax {
+		a.names, a.used = slices.Delete(a.names, 0, 1), slices.Delete(a.used, 0, 1)
+	}
+	a.names, a.used = append(a.names, name), append(a.used, now)
+}
+
+func (a *adapters) has(name string, now float64) bool {
+	at := slices.Index(a.names, name)
+	return at >= 0 && now-a.used[at] <= adapterStays
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package leastload scores an endpoint by how many requests of this gateway it
+// carries.
+package leastload
+
+import "github.com/headgate/headgate/plugin"
+
+type scorer struct{}
+
+// New makes the plugin. It has no options.
+func New(o plugin.Options) (any, error) { return scorer{}, o(&struct{}{}) }
+
+// Score is 1 for the least loaded and 0 for the most loaded candidate.
+func (scorer) Score(_ *plugin.Request, candidates []plugin.Candidate, scores []float64) {
+	load := func(i int) int { return candidates[i].InFlight + candidates[i].Ghosts }
+	least, most := load(0), load(0)
+	for i := range candidates {
+		least, most = min(least, load(i)), max(most, load(i))
+	}
+	for i := range candidates {
+		scores[i] = 1
+		if most > least {
+			scores[i] = float64(most-load(i)) / float64(most-least)
+		}
+	}
+}

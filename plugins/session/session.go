@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package session keeps the requests of a session on one endpoint.
+package session
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/plugin"
+)
+
+// affinity remembers where each session went, within a bound: the map is two
+// generations, and when the young one is full the old one is dropped.
+type affinity struct {
+	max        int
+	stays      time.Duration
+	young, old map[string]place
+}
+
+type place struct {
+	endpoint inference.EndpointID
+	at       time.Time
+}
+
+// New makes the plugin.
+func New(o plugin.Options) (any, error) {
+	options := struct {
+		SessionsMax int    `json:"sessionsMax"`
+		Stays       string `json:"stays"`
+	}{SessionsMax: 100_000, Stays: "10m"}
+	if err := o(&options); err != nil {
+		return nil, err
+	}
+	stays, err := time.ParseDuration(options.Stays)
+	if err != nil || stays <= 0 {
+		return nil, fmt.Errorf("stays %q: must be a duration like 10m", options.Stays)
+	}
+	if options.SessionsMax < 1 {
+		return nil, fmt.Errorf("sessionsMax: must be at least 1")
+	}
+	return &affinity{max: options.SessionsMax, stays: stays, young: map[string]place{}}, nil
+}
+
+func (a *affinity) last(r *plugin.Request) (inference.EndpointID, bool) {
+	if r.Session == "" {
+		return "", false
+	}
+	p, ok := a.young[r.Session]
+	if !ok {
+		p, ok = a.old[r.Session]
+	}
+	return p.endpoint, ok && r.Now.Sub(p.at) <= a.stays
+}
+
+// Score is 1 for the endpoint that the session used last and 0 for others.
+func (a *affinity) Score(r *plugin.Request, candidates []plugin.Candidate, scores []float64) {
+	last, known := a.last(r)
+	for i := range candidates {
+		scores[i] = 0
+		if known && candidates[i].Endpoint.ID == last {
+			scores[i] = 1
+		}
+	}
+}
+
+// Chosen remembers where the session went.
+func (a *affinity) Chosen(r *plugin.Request, c *plugin.Candidate) {
+	if r.Session == "" {
+		return
+	}
+	if _, known := a.young[r.Session]; !known && len(a.young) >= (a.max+1)/2 {
+		a.young, a.old = map[string]place{}, a.young
+	}
+	a.young[r.Session] = place{c.Endpoint.ID, r.Now}
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package standard
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/schedule"
+	"github.com/headgate/headgate/plugin"
+)
+
+var example = regexp.MustCompile("(?s)```yaml\n(.*?)```")
+
+// TestExamplesAreWhatTheyShow: each plugin has a README, and the configuration
+// that it shows makes that plugin.
+func TestExamplesAreWhatTheyShow(t *testing.T) {
+	folders, err := os.ReadDir("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range folders {
+		if f.Name() == "standard" {
+			continue
+		}
+		if Plugins[f.Name()] == nil {
+			t.Errorf("plugins/%s is in no list", f.Name())
+		}
+	}
+	for name := range Plugins {
+		text, err := os.ReadFile(filepath.Join("..", name, "README.md"))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		block := example.FindSubmatch(text)
+		if block == nil {
+			t.Errorf("%s: the README shows no configuration", name)
+			continue
+		}
+		var shown struct {
+			Plugin  string
+			Weight  float64
+			Options map[string]any
+		}
+		d := yaml.NewDecoder(bytes.NewReader(block[1]))
+		d.KnownFields(true)
+		if err := d.Decode(&shown); err != nil || shown.Plugin != name {
+			t.Errorf("%s: the example names %q: %v", name, shown.Plugin, err)
+			continue
+		}
+		use := schedule.Use{Plugin: shown.Plugin, Weight: shown.Weight, Options: options(t, shown.Options)}
+		uses := []schedule.Use{use}
+		if name == "random" {
+			uses = append(uses, schedule.Use{Plugin: "cost"})
+		}
+		if _, err := schedule.NewProfile(Plugins, uses); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := Plugins[name](options(t, map[string]any{"noSuchOption": 1})); err == nil {
+			t.Errorf("%s takes an option that it does not have", name)
+		}
+	}
+}
+
+func options(t *testing.T, values map[string]any) plugin.Options {
+	return func(into any) error {
+		raw, err := json.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := json.NewDecoder(bytes.NewReader(raw))
+		d.DisallowUnknownFields()
+		return d.Decode(into)
+	}
+}
+
+func TestProfilesBuild(t *testing.T) {
+	for name := range Profiles {
+		if _, err := Profile(name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Profile(Default); err != nil {
+		t.Error(err)
+	}
+}
+
+func candidates(n int) []plugin.Candidate {
+	list := make([]plugin.Candidate, n)
+	for i := range list {
+		list[i].Endpoint = &inference.Endpoint{ID: inference.EndpointID('a' + rune(i))}
+		list[i].PerToken, list[i].Intercept = 1e-4, 0.03
+	}
+	return list
+}
+
+func score(t *testing.T, name string, r *plugin.Request, list []plugin.Candidate) []float64 {
+	t.Helper()
+	made, err := Plugins[name](plugin.None)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scores := make([]float64, len(list))
+	made.(plugin.Scorer).Score(r, list, scores)
+	return scores
+}
+
+// MET-2: what is not known is neither empty nor full.
+func TestUnknownIsNeitherBestNorWorst(t *testing.T) {
+	list := candidates(3)
+	list[0].Queued, list[2].Queued = plugin.Value{V: 8, Known: true}, plugin.Value{V: 2, Known: true}
+	list[0].KVUsage, list[2].KVUsage = plugin.Value{V: 0.9, Known: true}, plugin.Value{V: 0.1, Known: true}
+	for _, name := range []string{"queuedepth", "kvcache"} {
+		s := score(t, name, &plugin.Request{}, list)
+		if s[0] >= s[1] || s[1] >= s[2] {
+			t.Errorf("%s: scores %v, want the unknown one between the others", name, s)
+		}
+		if s := score(t, name, &plugin.Request{}, candidates(3)); s[0] != s[1] || s[1] != s[2] {
+			t.Errorf("%s: nothing is known, and the scores differ: %v", name, s)
+		}
+	}
+}
+
+func TestPluginsPrefer(t *testing.T) {
+	for name, set := range map[string]func(*plugin.Request, *plugin.Candidate){
+		"leastload":    func(_ *plugin.Request, c *plugin.Candidate) { c.InFlight = -3 },
+		"prefixcache":  func(r *plugin.Request, c *plugin.Candidate) { r.Prompt.N, c.Cached = 100, 40 },
+		"loraaffinity": func(r *plugin.Request, c *plugin.Candidate) { r.Adapter, c.Resident = "x", true },
+		"cost":         func(r *plugin.Request, c *plugin.Candidate) { r.Prompt.N, c.Cached = 1000, 900 },
+	} {
+		r, list := &plugin.Request{}, candidates(3)
+		set(r, &list[1])
+		s := score(t, name, r, list)
+		if s[1] <= s[0] || s[1] <= s[2] {
+			t.Errorf("%s: scores %v, want the second to be best", name, s)
+		}
+	}
+}
+
+func TestSessionsStay(t *testing.T) {
+	made, err := Plugins["session"](options(t, map[string]any{"sessionsMax": 4, "stays": "1m"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Unix(1000, 0)
+	list, scores := candidates(3), make([]float64, 3)
+	at := func(session string, now time.Time) int {
+		made.(plugin.Scorer).Score(&plugin.Request{Session: session, Now: now}, list, scores)
+		for i, s := range scores {
+			if s > 0 {
+				return i
+			}
+		}
+		return -1
+	}
+	chosen := func(session string, i int) {
+		made.(plugin.Observer).Chosen(&plugin.Request{Session: session, Now: now}, &list[i])
+	}
+	chosen("s", 1)
+	chosen("", 2)
+	if at("s", now) != 1 || at("other", now) != -1 || at("", now) != -1 {
+		t.Error("a session is not sent where it was")
+	}
+	if at("s", now.Add(2*time.Minute)) != -1 {
+		t.Error("a session is remembered for ever")
+	}
+	for _, other := range []string{"a", "b", "c", "d"} {
+		chosen(other, 0)
+	}
+	if at("s", now) != -1 || at("d", now) != 0 {
+		t.Error("more sessions are remembered than may be")
+	}
+}
+
+func TestRandomPicksAmongTheNearBest(t *testing.T) {
+	made, err := Plugins["random"](options(t, map[string]any{"within": 0.1}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &plugin.Request{Rand: rand.New(rand.NewPCG(1, 2))}
+	got := map[int]int{}
+	for range 300 {
+		got[made.(plugin.Picker).Pick(r, []float64{1, 0.95, 0.5, 1})]++
+	}
+	if got[2] != 0 || got[0] < 70 || got[1] < 70 || got[3] < 70 {
+		t.Errorf("picked %v", got)
+	}
+}
