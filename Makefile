@@ -1,7 +1,7 @@
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS   += --no-print-directory
-.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration sim sim-long bench microbench gen
+.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration sim sim-long bench microbench bench-routing gen
 
 # Tests ask testing.Short whether they are left to make test-long.
 SHORT    ?= -short
@@ -69,6 +69,14 @@ bench: ## headgate beside nginx, HAProxy and ReverseProxy, about 6 minutes; benc
 
 microbench: ## Go benchmarks; BENCH=name picks some
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(packages)
+
+# The public traces are not part of the repository: docs/routing.md says where
+# they are from. Without them generated ones take their place.
+TRACES ?=
+
+bench-routing: ## compare routing policies in the laboratory; TRACES=folder
+	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101,9102 \
+		--out bench/out/routing.json --plots bench/out/routing
 
 gen: ## write docs/config.md from internal/config
 	go test ./internal/config -update

@@ -39,7 +39,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServe(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newVersion())
+	root.AddCommand(newServe(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newLab(), newVersion())
 	return root
 }
 

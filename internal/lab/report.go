@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+)
+
+// WriteTable writes one line per cell and a summary per policy.
+func WriteTable(out io.Writer, list []Comparison) {
+	fmt.Fprintf(out, "%-26s %10s %10s %-18s %8s %8s\n", "cell", "headgate", "best peer", "", "gain", "p99")
+	for _, c := range list {
+		fmt.Fprintf(out, "%-26s %10.3f %10.3f %-18s %+7.1f%% %7.2f\n", c.Name, c.Ours, c.BestPeer, c.BestPeerName, 100*c.Gain, c.TTFT99)
+	}
+	fmt.Fprintf(out, "\n%-20s %8s %8s %8s %10s\n", "policy", "mean", "worst", "lost", "worst seed")
+	for _, s := range Summarize(list, func(Comparison) bool { return true }) {
+		fmt.Fprintf(out, "%-20s %+7.1f%% %+7.1f%% %4d/%-3d %+9.1f%%\n", s.Policy, 100*s.Mean, 100*s.Worst, s.Lost, s.Cells, 100*s.WorstSeed)
+	}
+}
+
+// Summary is one policy over all cells, against each cell's best peer.
+type Summary struct {
+	Policy    string  `json:"policy"`
+	Cells     int     `json:"cells"`
+	Mean      float64 `json:"mean"`
+	Worst     float64 `json:"worst"`
+	WorstSeed float64 `json:"worst_seed"`
+	Lost      int     `json:"lost"` // cells with more than half a per cent less
+}
+
+// lost is what counts as a loss; less is within the search's resolution.
+const lost = -0.005
+
+// Summarize adds up the cells that are wanted, the best policy first.
+func Summarize(list []Comparison, want func(Comparison) bool) []Summary {
+	by := map[string]*Summary{}
+	var order []*Summary
+	for _, c := range list {
+		if !want(c) {
+			continue
+		}
+		for _, o := range c.Outcomes {
+			s := by[o.Policy]
+			if s == nil {
+				s = &Summary{Policy: o.Policy, Worst: math.Inf(1), WorstSeed: math.Inf(1)}
+				by[o.Policy] = s
+				order = append(order, s)
+			}
+			s.Cells++
+			s.Mean += o.Gain
+			s.Worst, s.WorstSeed = min(s.Worst, o.Gain), min(s.WorstSeed, o.Worst)
+			if o.Gain < lost {
+				s.Lost++
+			}
+		}
+	}
+	var all []Summary
+	for _, s := range order {
+		s.Mean /= float64(s.Cells)
+		all = append(all, *s)
+	}
+	slices.SortStableFunc(all, func(a, b Summary) int {
+		if a.Mean == b.Mean {
+			return 0
+		}
+		return int(math.Copysign(1, b.Mean-a.Mean))
+	})
+	return all
+}
+
+// WriteJSON writes the cells for tools, goodput at Attainment.
+func WriteJSON(out io.Writer, list []Comparison) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", " ")
+	return e.Encode(struct {
+		Metric  string       `json:"metric"`
+		Cells   []Comparison `json:"cells"`
+		Summary []Summary    `json:"summary"`
+	}{"goodput at 95 % SLO", list, Summarize(list, func(Comparison) bool { return true })})
+}
+
+// WritePlot draws one cell as SVG: a bar per policy, the best peer marked.
+func WritePlot(out io.Writer, c Comparison) error {
+	outcomes := slices.Clone(c.Outcomes)
+	slices.SortStableFunc(outcomes, func(a, b Outcome) int { return int(math.Copysign(1, b.Goodput-a.Goodput)) })
+	most := 0.0
+	for _, o := range outcomes {
+		most = max(most, o.Goodput)
+	}
+	const row, left, width = 22, 170, 420
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+"\n", left+width+150, row*len(outcomes)+56)
+	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="#fff"/><text x="8" y="20" font-size="14" font-weight="bold">%s</text>`+"\n", c.Name)
+	fmt.Fprintf(&b, `<text x="8" y="38" fill="#555">largest load with 95 %% of requests in their targets, %s</text>`+"\n", c.Unit)
+	for i, o := range outcomes {
+		y := 50 + i*row
+		color := "#b9c3d0"
+		switch {
+		case o.Policy == "headgate":
+			color = "#1f6feb"
+		case o.Policy == c.BestPeerName:
+			color = "#6b7f99"
+		case !o.Peer:
+			color = "#e5e0cf"
+		}
+		wide := 0.0
+		if most > 0 {
+			wide = o.Goodput / most * width
+		}
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text><rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/><text x="%.1f" y="%d">%.4g (%+.1f %%)</text>`+"\n",
+			left-8, y+12, o.Policy, left, y, wide, row-6, color, left+wide+6, y+12, o.Goodput, 100*o.Gain)
+	}
+	b.WriteString("</svg>\n")
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// WriteSummaryPlot draws the gain over the best peer in every cell as SVG.
+func WriteSummaryPlot(out io.Writer, list []Comparison) error {
+	low, high := -0.05, 0.1
+	for _, c := range list {
+		low, high = min(low, c.Gain), max(high, c.Gain)
+	}
+	const row, left, width = 18, 170, 460
+	x := func(gain float64) float64 { return left + (gain-low)/(high-low)*width }
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11">`+"\n", left+width+190, row*len(list)+50)
+	b.WriteString(`<rect width="100%" height="100%" fill="#fff"/><text x="8" y="20" font-size="14" font-weight="bold">goodput at 95 % SLO: gain over the best peer of each cell</text>` + "\n")
+	for i, c := range list {
+		y := 36 + i*row
+		from, to, color := x(0), x(c.Gain), "#1f6feb"
+		if c.Gain < 0 {
+			from, to, color = to, from, "#c9402b"
+		}
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text><rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s"/><text x="%.1f" y="%d">%+.1f %% (%s)</text>`+"\n",
+			left-8, y+11, c.Name, from, y, max(to-from, 0.5), row-5, color, max(to, x(0))+5, y+11, 100*c.Gain, c.BestPeerName)
+	}
+	fmt.Fprintf(&b, `<line x1="%.1f" y1="30" x2="%.1f" y2="%d" stroke="#444"/></svg>`+"\n", x(0), x(0), 36+row*len(list))
+	_, err := io.WriteString(out, b.String())
+	return err
+}

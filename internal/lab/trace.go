@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Traces reads the traces of a folder; they are not part of the repository. Each
+// file is read once.
+type Traces struct {
+	fs    fs.FS
+	files map[string]any
+}
+
+// NewTraces reads from a folder.
+func NewTraces(dir fs.FS) *Traces { return &Traces{fs: dir, files: map[string]any{}} }
+
+// load reads a file once.
+func load[T any](t *Traces, name string, read func(io.Reader) ([]T, error)) ([]T, error) {
+	if known, ok := t.files[name]; ok {
+		return known.([]T), nil
+	}
+	f, err := t.fs.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	rows, err := read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if len(rows) == 0 {
+		return nil, fmt.Errorf("%s: is empty", name)
+	}
+	t.files[name] = rows
+	return rows, nil
+}
+
+// mooncakeRow is one line of a Mooncake trace.
+type mooncakeRow struct {
+	Timestamp float64 `json:"timestamp"` // ms
+	In        int     `json:"input_length"`
+	Out       int     `json:"output_length"`
+	Blocks    []int64 `json:"hash_ids"` // of 512 tokens, chained
+}
+
+func readMooncake(r io.Reader) ([]mooncakeRow, error) {
+	var rows []mooncakeRow
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 1<<20), 8<<20)
+	for lines.Scan() {
+		var row mooncakeRow
+		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
+			return nil, fmt.Errorf("line %d: %w", len(rows)+1, err)
+		}
+		rows = append(rows, row)
+	}
+	return rows, lines.Err()
+}
+
+// window says which part of a trace a workload is drawn from.
+type window struct {
+	file     string
+	end      float64 // seconds of each copy
+	warm     float64
+	from, to float64 // shares of the trace in which copies begin
+	jitter   float64 // seconds; the conversation trace's times are binned
+	shared   bool    // block 0 is a prompt that everybody shares
+}
+
+// mooncake lays windows of a trace over each other, each with users of its own.
+// Load leaves out sessions, so the gaps between a session's turns are real.
+func (t *Traces) mooncake(name string, seed int64, copies int, in window) (*Workload, error) {
+	rows, err := load(t, in.file, readMooncake)
+	if err != nil {
+		return nil, err
+	}
+	r := newRand(seed, 4)
+	w := &Workload{
+		Name: name, BlockTokens: blockLarge, loadMax: float64(copies), warm: in.warm, end: in.end,
+		engine: "32b-tier", short: "× the trace",
+	}
+	span := rows[len(rows)-1].Timestamp / 1000
+	var k keys
+	everybody := k.take(1)[0]
+	for range copies {
+		begin := (in.from + r.Float64()*(in.to-in.from)) * span
+		ids, draws := map[int64]uint64{}, map[uint64]float64{}
+		for _, row := range rows {
+			at := row.Timestamp/1000 + r.Float64()*in.jitter - begin
+			if at < 0 || at >= in.end {
+				continue
+			}
+			q := Request{Arrive: at, In: max(row.In, 1), Out: max(row.Out, 1), next: -1}
+			for _, id := range row.Blocks {
+				if id == 0 && in.shared {
+					q.Blocks = append(q.Blocks, everybody)
+					continue
+				}
+				if ids[id] == 0 {
+					ids[id] = k.take(1)[0]
+				}
+				q.Blocks = append(q.Blocks, ids[id])
+			}
+			session := uint64(0)
+			if n := len(q.Blocks); n > 0 {
+				session = q.Blocks[min(1, n-1)]
+			}
+			if _, known := draws[session]; !known {
+				draws[session] = r.Float64()
+			}
+			q.draw, q.Group = draws[session], int(session>>33)
+			q.Blocks = q.Blocks[:min(len(q.Blocks), q.In/blockLarge)]
+			w.requests = append(w.requests, q)
+		}
+	}
+	sort.SliceStable(w.requests, func(a, b int) bool { return w.requests[a].Arrive < w.requests[b].Arrive })
+	for i := range w.requests {
+		w.roots = append(w.roots, i)
+	}
+	w.number()
+	return w, nil
+}
+
+// azureRow is one line of an Azure LLM inference trace.
+type azureRow struct {
+	at      float64
+	in, out int
+}
+
+func readAzure(r io.Reader) ([]azureRow, error) {
+	var rows []azureRow
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		if n == 1 {
+			continue // names
+		}
+		part := strings.Split(strings.TrimSpace(lines.Text()), ",")
+		if len(part) != 3 {
+			return nil, fmt.Errorf("line %d has %d fields, want 3", n, len(part))
+		}
+		at, err := time.Parse("2006-01-02 15:04:05.9999999", part[0])
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", n, err)
+		}
+		in, err1 := strconv.Atoi(part[1])
+		out, err2 := strconv.Atoi(part[2])
+		if err1 != nil || err2 != nil {
+			return nil, fmt.Errorf("line %d: tokens are not numbers", n)
+		}
+		rows = append(rows, azureRow{float64(at.UnixNano()) / 1e9, max(in, 1), max(out, 1)})
+	}
+	slices.SortStableFunc(rows, func(a, b azureRow) int { return int(math.Copysign(1, a.at-b.at)) })
+	return rows, lines.Err()
+}
+
+// azure is a stretch of a trace that has no prefixes, its bursts kept. A load of
+// one is one request a second.
+func (t *Traces) azure(name, file string, seed int64, n int, held bool) (*Workload, error) {
+	rows, err := load(t, file, readAzure)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) < 8 {
+		return nil, fmt.Errorf("%s: has %d rows, too few to draw from", file, len(rows))
+	}
+	if half := len(rows) / 2; held {
+		rows = rows[half:]
+	} else {
+		rows = rows[:half]
+	}
+	r := newRand(seed, 5)
+	n = min(n, len(rows)*9/10)
+	begin := r.IntN(len(rows) - n + 1)
+	rows = rows[begin : begin+n]
+	w := &Workload{Name: name, BlockTokens: blockSmall, compress: true, loadMax: math.Inf(1), warm: 0.1, end: 1, engine: "8b-a100", short: "requests/s"}
+	took := max(rows[n-1].at-rows[0].at, 1e-3)
+	for _, row := range rows {
+		w.add(Request{Arrive: (row.at - rows[0].at) / took * float64(n), In: row.in, Out: row.out, next: -1})
+	}
+	w.number()
+	return w, nil
+}
+
+// A renewal is one client of ServeGen: how it arrives and how long its requests
+// are.
+type renewal struct {
+	rate, shape float64
+	gamma       bool
+	in, out     lengths
+}
+
+// lengths are token counts with their cumulated probabilities.
+type lengths struct {
+	tokens    []int
+	cumulated []float64
+}
+
+func (l *lengths) draw(r *rand.Rand) int {
+	x := r.Float64() * l.cumulated[len(l.cumulated)-1]
+	return max(l.tokens[min(sort.SearchFloat64s(l.cumulated, x), len(l.tokens)-1)], 1)
+}
+
+// client reads one of ServeGen's clients, at the window that begins at a time.
+func (t *Traces) client(chunk int, at float64) (*renewal, error) {
+	base := fmt.Sprintf("servegen_m-small/chunk-%d-", chunk)
+	rows, err := load(t, base+"trace.csv", func(r io.Reader) (rows [][]string, err error) {
+		lines := bufio.NewScanner(r)
+		for lines.Scan() {
+			rows = append(rows, strings.Split(strings.TrimSpace(lines.Text()), ","))
+		}
+		return rows, lines.Err()
+	})
+	if err != nil {
+		return nil, err
+	}
+	c := &renewal{}
+	for _, row := range rows {
+		if when, err := strconv.ParseFloat(row[0], 64); err != nil || when != at || len(row) < 5 {
+			continue
+		}
+		c.rate, _ = strconv.ParseFloat(row[1], 64)
+		c.gamma = row[3] == "Gamma"
+		c.shape, _ = strconv.ParseFloat(row[4], 64)
+	}
+	if c.rate <= 0 || c.shape <= 0 {
+		return nil, fmt.Errorf("%strace.csv: no window at %v with a rate and a shape", base, at)
+	}
+	type dataset struct {
+		at   float64
+		text map[string]string
+	}
+	sets, err := load(t, base+"dataset.json", func(r io.Reader) ([]dataset, error) {
+		var raw map[string]map[string]string
+		if err := json.NewDecoder(r).Decode(&raw); err != nil {
+			return nil, err
+		}
+		var sets []dataset
+		for key, text := range raw {
+			when, err := strconv.ParseFloat(key, 64)
+			if err != nil {
+				return nil, err
+			}
+			sets = append(sets, dataset{when, text})
+		}
+		sort.Slice(sets, func(a, b int) bool { return sets[a].at < sets[b].at })
+		return sets, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, which := range []struct {
+		name string
+		to   *lengths
+	}{{"input_tokens", &c.in}, {"output_tokens", &c.out}} {
+		best := -1
+		for i, s := range sets {
+			if text := s.text[which.name]; text == "" || text == "{}" {
+				continue
+			}
+			if best < 0 || math.Abs(s.at-at) < math.Abs(sets[best].at-at) {
+				best = i
+			}
+		}
+		if best < 0 {
+			return nil, fmt.Errorf("%sdataset.json: no %s", base, which.name)
+		}
+		if err := which.to.parse(sets[best].text[which.name]); err != nil {
+			return nil, fmt.Errorf("%sdataset.json: %s: %w", base, which.name, err)
+		}
+	}
+	return c, nil
+}
+
+// parse reads a Python dict of tokens to probabilities.
+func (l *lengths) parse(text string) error {
+	probability := map[int]float64{}
+	for pair := range strings.SplitSeq(strings.Trim(strings.TrimSpace(text), "{}"), ",") {
+		key, value, ok := strings.Cut(pair, ":")
+		n, err1 := strconv.Atoi(strings.TrimSpace(key))
+		p, err2 := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if !ok || err1 != nil || err2 != nil {
+			return fmt.Errorf("%q is no length with its probability", pair)
+		}
+		probability[n] += p
+	}
+	sum := 0.0
+	for n := range probability {
+		l.tokens = append(l.tokens, n)
+	}
+	slices.Sort(l.tokens)
+	for _, n := range l.tokens {
+		sum += probability[n]
+		l.cumulated = append(l.cumulated, sum)
+	}
+	return nil
+}
+
+// shapeMin keeps a finite sample of a bursty client from being one spike.
+const shapeMin = 0.35
+
+func (c *renewal) gap(r *rand.Rand) float64 {
+	mean := 1 / c.rate
+	if c.gamma {
+		return gammaDraw(r, c.shape) * mean / c.shape
+	}
+	shape := max(c.shape, shapeMin)
+	return math.Pow(-math.Log(1-r.Float64()), 1/shape) * mean / math.Gamma(1+1/shape)
+}
+
+// gammaDraw is Marsaglia and Tsang's method.
+func gammaDraw(r *rand.Rand, k float64) float64 {
+	if k < 1 {
+		return gammaDraw(r, k+1) * math.Pow(r.Float64(), 1/k)
+	}
+	d := k - 1.0/3
+	c := 1 / math.Sqrt(9*d)
+	for {
+		x := r.NormFloat64()
+		v := (1 + c*x) * (1 + c*x) * (1 + c*x)
+		if v > 0 && math.Log(r.Float64()) < 0.5*x*x+d-d*v+d*math.Log(v) {
+			return d * v
+		}
+	}
+}
+
+// clients lays ServeGen's clients over each other. A load of one is one request
+// a second.
+func (t *Traces) clients(seed int64, n int, held bool) (*Workload, error) {
+	chosen := []struct {
+		chunk int
+		at    float64
+	}{{12, 970200}, {10, 529200}, {2, 256200}, {0, 338400}}
+	if held {
+		chosen[0].at, chosen[1].at, chosen[2].at = 960000, 530400, 306000
+		chosen[3].chunk, chosen[3].at = 3, 822000
+	}
+	var all []*renewal
+	total := 0.0
+	for _, c := range chosen {
+		one, err := t.client(c.chunk, c.at)
+		if err != nil {
+			return nil, err
+		}
+		all, total = append(all, one), total+one.rate
+	}
+	r := newRand(seed, 6)
+	w := &Workload{Name: "servegen", BlockTokens: blockSmall, compress: true, loadMax: math.Inf(1), warm: 0.1, end: 1, engine: "8b-a100", short: "requests/s"}
+	end := float64(n) / total
+	var list []Request
+	for _, c := range all {
+		for at := -r.Float64() * 5 / c.rate; at < end; at += c.gap(r) {
+			if at >= 0 {
+				list = append(list, Request{Arrive: at * total, In: c.in.draw(r), Out: c.out.draw(r), next: -1})
+			}
+		}
+	}
+	sort.SliceStable(list, func(a, b int) bool { return list[a].Arrive < list[b].Arrive })
+	for _, q := range list {
+		w.add(q)
+	}
+	w.number()
+	return w, nil
+}
+
+// Workloads are the names that Workload knows, those with traces first.
+var Workloads = []string{"conv", "synth", "codegen", "b2b", "servegen", "azconv", "azcode", "lora"}
+
+// Workload makes a workload for n engines. Held ones use other parts of the
+// traces and other parameters of the generators than those that policies were
+// tuned on.
+func (t *Traces) Workload(name string, n int, seed int64, held bool) (w *Workload, err error) {
+	f := float64(n)
+	if held {
+		seed += 1_000_003
+	}
+	switch name {
+	case "conv":
+		in := window{file: "mooncake_conversation_trace.jsonl", end: 700, warm: 250, to: 0.30, jitter: 3, shared: true}
+		if held {
+			in.from, in.to = 0.5, 0.80
+		}
+		w, err = t.mooncake(name, seed, int(f*0.45+2), in)
+	case "synth":
+		in := window{file: "mooncake_synthetic_trace.jsonl", end: 330, warm: 100, to: 0.18}
+		if held {
+			in.from, in.to = 0.5, 0.67
+		}
+		w, err = t.mooncake(name, seed, int(f*0.5+2), in)
+	case "codegen":
+		return codeAgents(seed, n, held), nil
+	case "b2b":
+		return sharedPrompts(seed, n, held), nil
+	case "lora":
+		return adapterMix(seed, n, held), nil
+	case "servegen":
+		w, err = t.clients(seed, 600*n, held)
+	case "azconv":
+		w, err = t.azure(name, "azure2023_conv.csv", seed, 600*n, held)
+	case "azcode":
+		w, err = t.azure(name, "azure2023_code.csv", seed, 400*n, held)
+	default:
+		return nil, fmt.Errorf("workload %q: want one of %s", name, strings.Join(Workloads, ", "))
+	}
+	if err != nil {
+		return nil, err
+	}
+	w.guess = map[string]float64{"conv": 0.17, "synth": 0.17, "servegen": 25, "azconv": 5, "azcode": 0.4}[name] * f
+	return w, nil
+}
