@@ -1,7 +1,7 @@
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS   += --no-print-directory
-.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration sim sim-long bench microbench bench-routing gen
+.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration formal sim sim-long bench microbench bench-routing gen
 
 # Tests ask testing.Short whether they are left to make test-long.
 SHORT    ?= -short
@@ -30,7 +30,7 @@ test-long: ## test with longer fuzzing, repeated race runs and slow parts
 	@HEADGATE_LONG=1 $(MAKE) test FUZZTIME=60s SHORT= COUNT=5
 
 tools:
-	@. test/deps/lib.sh; apt_need curl=curl git=git g++=g++
+	@. test/deps/lib.sh; apt_need curl=curl git=git g++=g++ gcc=gcc spin=spin
 
 check: ## formatting, go vet, linters and the rules of architecture_test.go
 	@files=$$(gofmt -l .); [[ -z $$files ]] || { echo "not formatted by gofmt:" $$files; exit 1; }
@@ -55,6 +55,9 @@ fuzz: ## run every fuzz target for FUZZTIME
 
 integration: ## tests with real engines, clients and proxies
 	go test -count=1 -timeout 20m $(SHORT) ./test/...
+
+formal: ## check the formal models of leases, keys and takeovers, every run
+	go test -count=1 -timeout 30m ./formal -whole
 
 sim: ## simulate failures in virtual time: SEEDS=n plans, or SEED=n to replay one
 	@bin=$$(mktemp -d)/sim; go test -c -o $$bin ./internal/sim; cd internal/sim; \
