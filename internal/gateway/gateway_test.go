@@ -121,6 +121,20 @@ func TestEnginesRefusalPassesThrough(t *testing.T) {
 	}
 }
 
+// What a prefill takes is learned from first outputs, and a repeat that would
+// take too long is refused.
+func TestRepeatOfAPromptThatTakesTooLongIsRefused(t *testing.T) {
+	r := newRig(t, 2, "failover: {retry_cost_limit: {prompt_tokens: 0, estimated_prefill: 1ms}}",
+		func(_ int, c *simengine.Config) { c.Params, c.Speed = model.Laptop, 20 })
+	body := `{"model":"sim","stream":true,"max_tokens":4,"messages":[{"role":"user","content":"` + strings.Repeat("a word ", 1000) + `"}]}`
+	if got := r.post(chatPath, body, "X-Sim-Fault", "attempt=1;rst@role"); !got.whole() {
+		t.Fatalf("with nothing learned: %+v", got)
+	}
+	if got := r.post(chatPath, body, "X-Sim-Fault", "attempt=1;rst@role"); got.status != 503 || got.code() != "retry_too_expensive" {
+		t.Errorf("got %+v", got)
+	}
+}
+
 // Engines send the last chunk a moment after the end marker; the connection
 // must be kept all the same.
 func TestConnectionsAreKeptAfterStreams(t *testing.T) {
