@@ -39,7 +39,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServe(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newLab(), newVersion())
+	root.AddCommand(newServe(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newReplay(), newLab(), newVersion())
 	return root
 }
 

@@ -84,3 +84,25 @@ func TestDemoNoticesABrokenGate(t *testing.T) {
 		t.Errorf("no gate: exit %d, want 1 and a violation of I2\n%s", code, out)
 	}
 }
+
+// A trace of this version replays; one in which something was done that nobody
+// decided does not.
+func TestReplayComparesDecisionsWithWhatWasDone(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trace")
+	lines := `{"flight":1,"request_id":"req_1","spec":{"ID":"req_1"}}
+{"flight":1,"request_id":"req_1","event":"Placed","with":{"Endpoint":"a"}}
+{"flight":1,"request_id":"req_1","effect":"Dispatch","with":{"N":1,"Endpoint":"a"}}
+`
+	for _, c := range []struct{ more, want string }{
+		{"", "under way: req_1\n1 requests, 1 events, 1 effects, 1 under way, 0 differences\n"},
+		{`{"flight":1,"request_id":"req_1","effect":"Commit","with":{"N":1}}` + "\n", "1 differences"},
+	} {
+		if err := os.WriteFile(file, []byte(lines+c.more), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := run("replay", file)
+		if !strings.Contains(out, c.want) || (err != nil) != (c.more != "") {
+			t.Errorf("%v\n%s, want %q", err, out, c.want)
+		}
+	}
+}

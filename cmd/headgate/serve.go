@@ -38,6 +38,7 @@ SIGHUP; one with mistakes leaves the old configuration in force.`,
 	cmd.Flags().StringArrayVar(&f.upstreams, "upstream", nil, "base URL of an engine; may be given several times")
 	cmd.Flags().StringVar(&f.listen, "listen", "", "address of the first listener (default 127.0.0.1:8080)")
 	cmd.Flags().StringVar(&f.admin, "admin", "", `address of the admin listener, "" for none (default 127.0.0.1:9901)`)
+	cmd.Flags().StringVar(&f.trace, "trace", "", "file for what was decided for every request, for headgate replay; slow")
 	f.logging.add(cmd)
 	return cmd
 }
@@ -48,6 +49,7 @@ type serveFlags struct {
 	listen    string
 	admin     string
 	adminSet  bool
+	trace     string
 	logging   logFlags
 }
 
@@ -62,7 +64,16 @@ func (f *serveFlags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := lifecycle.Start(c, log, version())
+	var with []lifecycle.Option
+	if f.trace != "" {
+		trace, err := os.OpenFile(f.trace, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		defer trace.Close()
+		with = append(with, lifecycle.Trace(trace))
+	}
+	p, err := lifecycle.Start(c, log, version(), with...)
 	if err != nil {
 		return err
 	}

@@ -40,6 +40,7 @@ type flight struct {
 
 	aim     aim
 	machine *attempt.Request
+	trace   *traced
 	gate    attempt.Gate
 	place   *schedule.Reservation
 	engine  *engine // at the endpoint reserved
@@ -70,6 +71,7 @@ func (g *Gateway) newFlight(a *admission, keyed bool, prior *journal.Record) *fl
 		target:  a.ex.Head().target(),
 		header:  engineHeader(a.ex.Head().Header, a.pool, a.id),
 		machine: attempt.NewRequest(spec),
+		trace:   g.tracer.begin(spec),
 		aim:     newAim(a),
 	}
 	if keyed {
@@ -98,8 +100,15 @@ func (f *flight) run() {
 		if event == nil {
 			event = f.next()
 		}
-		event = f.carryOut(f.machine.Step(time.Now(), event))
+		event = f.carryOut(f.step(event))
 	}
+}
+
+// step hands the machine an event.
+func (f *flight) step(event attempt.Event) []attempt.Effect {
+	now := time.Now()
+	f.trace.event(now, event)
+	return f.machine.Step(now, event)
 }
 
 // end lets go of everything, whatever happened. A panic is a bug of ours: it
@@ -139,6 +148,7 @@ func (f *flight) carryOut(effects []attempt.Effect) attempt.Event {
 }
 
 func (f *flight) perform(effect attempt.Effect) attempt.Event {
+	f.trace.effect(effect)
 	switch e := effect.(type) {
 	case attempt.Dispatch:
 		f.cancel()

@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
@@ -83,12 +84,17 @@ type Config struct {
 	// Routing makes the named profile by which a pool's endpoints are chosen, one
 	// for each pool; a nil profile is least load, and so is a nil Routing.
 	Routing func(name string) (*schedule.Profile, error)
+
+	// Trace gets a line for every event and effect of every request, in the
+	// form of internal/attempt/trace, while the request waits. Default: none.
+	Trace io.Writer
 }
 
 // Gateway serves inference requests. Make one with New.
 type Gateway struct {
 	log     *slog.Logger
 	record  Recorder
+	tracer  *tracer // nil traces nothing
 	routing func(name string) (*schedule.Profile, error)
 	state   atomic.Pointer[state]
 
@@ -122,7 +128,7 @@ func New(c Config) (*Gateway, error) {
 	if c.Recorder == nil {
 		c.Recorder = discard{}
 	}
-	g := &Gateway{log: c.Log, record: c.Recorder, routing: c.Routing, journal: c.Journal, journalOwn: c.Journal == nil}
+	g := &Gateway{log: c.Log, record: c.Recorder, tracer: newTracer(c.Trace), routing: c.Routing, journal: c.Journal, journalOwn: c.Journal == nil}
 	g.cut, g.cutOff = context.WithCancel(context.Background())
 	g.state.Store(&state{})
 	if err := g.Reload(c.Config); err != nil {

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -60,15 +61,26 @@ func routing(name string) (*schedule.Profile, error) {
 	return standard.Profile(name)
 }
 
+// An Option is what a process is started with beyond its configuration.
+type Option func(*gateway.Config)
+
+// Trace writes what was decided for every request, and on what grounds, while
+// the request waits: for tests and reports of bugs.
+func Trace(w io.Writer) Option { return func(c *gateway.Config) { c.Trace = w } }
+
 // Start opens every listener and serves. When one can't be opened nothing is
 // left open.
-func Start(c *config.Config, log *slog.Logger, version string) (*Process, error) {
+func Start(c *config.Config, log *slog.Logger, version string, with ...Option) (*Process, error) {
 	metrics := telemetry.New(version)
 	j, err := openJournal(c, log)
 	if err != nil {
 		return nil, err
 	}
-	g, err := gateway.New(gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j, Routing: routing})
+	gc := gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j, Routing: routing}
+	for _, option := range with {
+		option(&gc)
+	}
+	g, err := gateway.New(gc)
 	if err != nil {
 		_ = j.Close() // the first error says more
 		return nil, err

@@ -24,6 +24,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/attempt/trace"
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/sim/check"
@@ -48,6 +49,7 @@ type rig struct {
 	served  chan error
 	addr    string
 	ledger  *ledger
+	trace   bytes.Buffer
 	began   time.Time
 	limits  check.Limits
 
@@ -98,7 +100,7 @@ func newRig(t testing.TB, engines int, yaml func(static string) string, edit ...
 	if err != nil {
 		t.Fatalf("%v\n%s", err, yaml(r.static()))
 	}
-	if r.gateway, err = gateway.New(gateway.Config{Config: c, Recorder: r.ledger}); err != nil {
+	if r.gateway, err = gateway.New(gateway.Config{Config: c, Recorder: r.ledger, Trace: &r.trace}); err != nil {
 		t.Fatal(err)
 	}
 	if r.server, err = r.gateway.NewServer(c.Listeners[0]); err != nil {
@@ -192,6 +194,21 @@ func (r *rig) stop() {
 	}
 	if err := <-r.served; err != nil {
 		r.t.Error(err)
+	}
+	r.replay()
+}
+
+// replay: the state machine, told again what happened, decides what was done.
+func (r *rig) replay() {
+	result, err := trace.Replay(bytes.NewReader(r.trace.Bytes()))
+	if err != nil {
+		r.t.Errorf("the trace can't be replayed: %v", err)
+	}
+	for _, d := range result.Differences {
+		r.t.Error(d)
+	}
+	if len(result.Cut) > 0 {
+		r.t.Errorf("I10: requests were still under way: %v", result.Cut)
 	}
 }
 
