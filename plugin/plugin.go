@@ -53,10 +53,14 @@ type Candidate struct {
 	Context   float64 // prompt tokens of streams that have one
 	Stalls    Stalls  // nil: no stream is known to run
 
-	// Scraped values; not Known is neither zero nor full.
-	Queued  Value // requests that wait in the engine
+	// What the engine's own metrics say. Not Known is neither zero nor full.
+	Queued  Value // requests that wait in the engine, with those sent since it was asked
 	Running Value // requests that run there
 	KVUsage Value // share of KV memory in use, 0 to 1
+
+	// Others is the load there that this gateway did not put there, in requests,
+	// as far as the engine's metrics tell; 0 where they don't.
+	Others float64
 
 	Resident bool // the request's adapter was used there lately
 }

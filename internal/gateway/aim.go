@@ -68,5 +68,5 @@ func (f *flight) completed() {
 	if !known {
 		usage = inference.Usage{Prompt: -1, Completion: f.aim.sent, Cached: -1}
 	}
-	f.place.Finished(usage)
+	f.place.Finished(time.Now(), usage)
 }

@@ -76,9 +76,9 @@ func (p *ours) first(now float64, q *flight) {
 
 func (p *ours) token(_ float64, q *flight) { q.bookkeeper.(*schedule.Reservation).Tokens(q.tokens) }
 
-func (p *ours) ended(_ float64, q *flight) {
+func (p *ours) ended(now float64, q *flight) {
 	r := q.bookkeeper.(*schedule.Reservation)
-	r.Finished(inference.Usage{Prompt: q.In, Completion: q.Out, Cached: q.cached})
+	r.Finished(clock(now), inference.Usage{Prompt: q.In, Completion: q.Out, Cached: q.cached})
 	r.Accepted()
 	r.Release()
 }

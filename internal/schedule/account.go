@@ -55,7 +55,7 @@ type account struct {
 	ghosts []time.Time
 
 	traffic
-	scraped Scraped
+	scraped scraped
 }
 
 // Why an endpoint cannot take a request.
@@ -91,11 +91,11 @@ func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, l
 	return ""
 }
 
-func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, rnd *rand.Rand) rank {
+func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, others float64, rnd *rand.Rand) rank {
 	return rank{
 		standing: a.standing(now, ask.Retry, rnd),
 		stranger: ask.PreferRevision != "" && e.Revision != ask.PreferRevision,
-		load:     a.load(now),
+		load:     a.load(now) + int(others+0.5),
 	}
 }
 
@@ -123,7 +123,7 @@ func (a *account) share(now time.Time) float64 {
 	return min(rampFloor+(1-rampFloor)*max(back, 0), 1)
 }
 
-// load is what the endpoint carries, in requests.
+// load is what this gateway's requests put on the endpoint.
 func (a *account) load(now time.Time) int {
 	if len(a.ghosts) == 0 {
 		return a.inflight

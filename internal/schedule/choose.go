@@ -135,7 +135,7 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 				bestRank = rank{standing: good}
 			}
 			a.seat = len(d.seats)
-			d.seats = append(d.seats, seat{i, rank{standing: good, load: a.inflight}})
+			d.seats = append(d.seats, seat{i, rank{standing: good, load: a.inflight + int(b.elsewhere(now, a)+0.5)}})
 			continue
 		}
 		switch a.why(now, ask, &pool.Endpoints[i], believe, listed) {
@@ -148,7 +148,7 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 		default:
 			continue
 		}
-		r := a.rank(now, ask, &pool.Endpoints[i], b.rnd)
+		r := a.rank(now, ask, &pool.Endpoints[i], b.elsewhere(now, a), b.rnd)
 		switch c := r.compareClass(bestRank); {
 		case len(d.seats) == 0 || c < 0:
 			d.seats, bestRank = d.seats[:0], r
@@ -205,9 +205,9 @@ func (b *Book) fill(c *plugin.Candidate, e *inference.Endpoint, a *account, ask 
 		InFlight: a.inflight, Ghosts: len(a.ghosts), Cached: b.cachedOn(a, ask),
 		PerToken: a.rate.PerToken, Intercept: a.rate.Intercept, Ahead: a.ahead(at),
 		Waiting: a.waiting, Context: a.context,
-		Queued: a.scraped.Queued, Running: a.scraped.Running, KVUsage: a.scraped.KVUsage,
 		Resident: ask.Adapter != "" && a.adapters.has(ask.Adapter, at),
 	}
+	b.fillScraped(c, d.request.Now, a)
 	if c.Ghosts > 0 {
 		// A quick error keeps its place as a prompt like this one would.
 		c.Ahead += float64(c.Ghosts) * max(a.rate.Seconds(float64(ask.Prompt.N)), ghostWeight)

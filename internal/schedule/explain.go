@@ -15,7 +15,7 @@ import (
 type Explanation struct {
 	Endpoint inference.EndpointID
 	Out      string  // why it could not take the request; "" if it was scored
-	Load     int     // requests in flight and ghosts
+	Load     int     // requests in flight, ghosts, and what others have there
 	Cached   int     // prompt tokens that its cache probably holds
 	Total    float64 // score; more is better
 	Scores   []Score // by plugin, weights applied
@@ -41,7 +41,7 @@ func (b *Book) Explain(now time.Time, pool *fleet.Pool, ask Ask) []Explanation {
 	where := map[inference.EndpointID]*Explanation{}
 	for i, a := range accounts {
 		e := &list[i]
-		*e = Explanation{Endpoint: pool.Endpoints[i].ID, Load: a.load(now)}
+		*e = Explanation{Endpoint: pool.Endpoints[i].ID, Load: a.load(now) + int(b.elsewhere(now, a)+0.5)}
 		e.Out = a.why(now, &ask, &pool.Endpoints[i], believe, listed)
 		where[e.Endpoint] = e
 	}

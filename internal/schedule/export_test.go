@@ -7,6 +7,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/plugin"
 )
 
 // Decide is the choice that Reserve rests on, and nothing else.
@@ -23,4 +24,11 @@ func (b *Book) Blocks() int { return b.index.Blocks() }
 func (b *Book) Left(id inference.EndpointID) (pending, running int, work, context float64) {
 	a := b.account(id)
 	return len(a.pending), len(a.running), a.work, a.context
+}
+
+// Candidate is what plugins see of the endpoint that is chosen.
+func (b *Book) Candidate(now time.Time, pool *fleet.Pool, ask *Ask) plugin.Candidate {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.choose(now, pool, ask).candidate
 }

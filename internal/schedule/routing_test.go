@@ -48,7 +48,9 @@ func newBook(t testing.TB) *schedule.Book {
 }
 
 func bookWith(profile *schedule.Profile) *schedule.Book {
-	return schedule.NewBook(schedule.Config{Profile: profile, TTFT: 2 * time.Second, TPOT: 100 * time.Millisecond}, rand.New(rand.NewPCG(1, 2)))
+	return schedule.NewBook(schedule.Config{
+		Profile: profile, TTFT: 2 * time.Second, TPOT: 100 * time.Millisecond, ScrapeStale: 1500 * time.Millisecond,
+	}, rand.New(rand.NewPCG(1, 2)))
 }
 
 // prompt is a request of that many tokens. Prompts of one group share all but
@@ -76,7 +78,7 @@ func place(t *testing.T, b *schedule.Book, now time.Time, pool *fleet.Pool, ask 
 func serve(r *schedule.Reservation, now time.Time) {
 	r.Accepted()
 	r.FirstOutput(now)
-	r.Finished(inference.Usage{Completion: 20, Cached: -1})
+	r.Finished(now, inference.Usage{Completion: 20, Cached: -1})
 	r.Release()
 }
 
@@ -482,7 +484,7 @@ func TestTrafficReturnsToZero(t *testing.T) {
 		one := func() *schedule.Reservation { return held[rapid.IntRange(0, len(held)-1).Draw(rt, "which")] }
 		for range rapid.IntRange(1, 80).Draw(rt, "steps") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 2000).Draw(rt, "ms")) * time.Millisecond)
-			what := rapid.IntRange(0, 7).Draw(rt, "what")
+			what := rapid.IntRange(0, 9).Draw(rt, "what")
 			if what > 0 && len(held) == 0 {
 				continue
 			}
@@ -500,13 +502,21 @@ func TestTrafficReturnsToZero(t *testing.T) {
 			case 3:
 				one().Tokens(rapid.IntRange(0, 5000).Draw(rt, "n"))
 			case 4:
-				one().Finished(inference.Usage{Prompt: 5, Completion: 7, Cached: rapid.IntRange(-1, 5).Draw(rt, "cached")})
+				one().Finished(now, inference.Usage{Prompt: 5, Completion: 7, Cached: rapid.IntRange(-1, 5).Draw(rt, "cached")})
 			case 5:
 				one().Release()
 			case 6:
 				b.Forget(rapid.SampledFrom(pool.Endpoints).Draw(rt, "gone").ID)
 			case 7:
 				b.Restarted(rapid.SampledFrom(pool.Endpoints).Draw(rt, "new").ID)
+			case 8:
+				b.Asking(rapid.SampledFrom(pool.Endpoints).Draw(rt, "asked").ID)
+			case 9:
+				id := rapid.SampledFrom(pool.Endpoints).Draw(rt, "scraped").ID
+				b.SetScraped(id, schedule.Scraped{At: now, Queued: anyValue(rt), Running: anyValue(rt), Done: anyValue(rt)})
+				if r := b.Reported(now, id); r.Others < 0 || r.Others > 60 {
+					rt.Fatalf("%s: others have %v: %+v", id, r.Others, r)
+				}
 			}
 		}
 		for _, r := range held {
@@ -519,6 +529,13 @@ func TestTrafficReturnsToZero(t *testing.T) {
 			}
 		}
 	})
+}
+
+func anyValue(rt *rapid.T) plugin.Value {
+	if !rapid.Bool().Draw(rt, "known") {
+		return plugin.Value{}
+	}
+	return plugin.Value{V: float64(rapid.IntRange(0, 30).Draw(rt, "value")), Known: true}
 }
 
 // crowd fills a book: 500k blocks in its index, and streams and prefills under

@@ -27,7 +27,6 @@ import (
 	"github.com/headgate/headgate/internal/fleet"
 	"github.com/headgate/headgate/internal/prefix"
 	"github.com/headgate/headgate/internal/schedule/cost"
-	"github.com/headgate/headgate/plugin"
 )
 
 // Config is what a pool's Book is told.
@@ -43,6 +42,10 @@ type Config struct {
 	Profile *Profile      // nil: least load
 	TTFT    time.Duration // target for first outputs; 0: none
 	TPOT    time.Duration // target per output token; 0: none, and stalls have no price
+
+	// ScrapeStale is the age at which an engine's own metrics are no longer
+	// believed. 0: they never are.
+	ScrapeStale time.Duration
 }
 
 // CostLimit is what one retry may cost. Zero fields are no limit.
@@ -72,7 +75,9 @@ type Book struct {
 	streamBudget float64 // streams whose stalls may be looked at now
 	streamsAt    float64
 
-	unhealthy int // accounts that are not healthy
+	unhealthy int     // accounts that are not healthy
+	prompts   float64 // seen, at most meanOver
+	meanWork  float64 // of their prefill, in tokens
 	budget    budget
 	typical   time.Duration // learned length of a whole answer
 	prefill   time.Duration // learned time to first output per prompt token
@@ -84,6 +89,9 @@ const (
 	defaultBlocks = 512 << 10 * 4 / prefix.BlockBytes
 	blocksMax     = 1 << 20
 )
+
+// meanOver is about how many prompts the mean of their work goes over.
+const meanOver = 50
 
 // typicalAtStart stands for the length of an answer until one was seen.
 const typicalAtStart = time.Second
@@ -188,11 +196,14 @@ func (r *Reservation) FirstOutput(now time.Time) {
 func (r *Reservation) Tokens(n int) { r.tokens.Store(int64(n)) }
 
 // Finished tells that the answer is complete, and what the engine says of it.
-func (r *Reservation) Finished(u inference.Usage) {
+func (r *Reservation) Finished(now time.Time, u inference.Usage) {
 	r.book.mu.Lock()
 	defer r.book.mu.Unlock()
 	if u.Completion > 0 {
 		r.book.lengths.Observe(u.Completion)
+		if a := r.book.accounts[r.Endpoint.ID]; a != nil {
+			a.scraped.answered(now)
+		}
 	}
 	if u.Cached >= 0 && u.Prompt > 0 && len(r.keys) > 0 {
 		h := &r.book.hits
@@ -240,8 +251,9 @@ func (b *Book) learn(a *account, keys []uint64) {
 	b.index.Learn(a.slot, keys)
 }
 
-// unlearn forgets what the endpoint's engine has cached.
+// unlearn forgets what the endpoint's engine has cached and loaded.
 func (b *Book) unlearn(a *account) {
+	a.adapters = adapters{slots: a.adapters.slots}
 	if a.cached {
 		b.index.Leave(a.slot)
 		b.bySlot[a.slot] = nil
@@ -259,11 +271,13 @@ func (b *Book) drop(id inference.EndpointID) {
 }
 
 // Restarted tells that another process answers at an endpoint's address: its
-// cache is empty.
+// cache is empty, and what the one before said of itself is void.
 func (b *Book) Restarted(id inference.EndpointID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.unlearn(b.account(id))
+	a := b.account(id)
+	b.unlearn(a)
+	a.scraped = scraped{asked: a.scraped.asked}
 }
 
 // SetCache notes how many tokens an endpoint's engine can keep cached.
@@ -276,18 +290,6 @@ func (b *Book) SetCache(id inference.EndpointID, tokens int) {
 	if a.cached {
 		b.index.Resize(a.slot, a.capacity)
 	}
-}
-
-// Scraped is what an engine's own metrics say. What is not known, or too old to
-// believe, stays not Known.
-type Scraped struct{ Queued, Running, KVUsage plugin.Value }
-
-// SetScraped notes an engine's own metrics. They are a plugin's to use; the
-// book's own counts never depend on them.
-func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.account(id).scraped = s
 }
 
 // Reserve chooses an endpoint of the pool and counts the request there, in one
@@ -323,6 +325,8 @@ func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
 	r.cached = c.candidate.Cached
 	r.fresh, r.work = float64(ask.Prompt.N-r.cached), work(ask.Prompt.N, r.cached)
 	r.keys = slices.Clone(ask.Keys)
+	b.prompts = min(b.prompts+1, meanOver)
+	b.meanWork += (r.work - b.meanWork) / b.prompts
 	a.dispatch(r)
 	a.adapters.use(ask.Adapter, at)
 	if p := b.config.Profile; p != nil && c.scored > 0 {

@@ -233,6 +233,7 @@ type progress struct {
 type adapters struct {
 	names []string
 	used  []float64
+	slots int // how many the engine keeps loaded; 0: not known
 }
 
 const (
@@ -255,5 +256,8 @@ func (a *adapters) use(name string, now float64) {
 
 func (a *adapters) has(name string, now float64) bool {
 	at := slices.Index(a.names, name)
+	if a.slots > 0 && at < len(a.names)-a.slots {
+		return false // others have taken its place since
+	}
 	return at >= 0 && now-a.used[at] <= adapterStays
 }

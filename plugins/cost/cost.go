@@ -43,7 +43,7 @@ func ask(r *plugin.Request) cost.Ask {
 func (s *scorer) terms(a *cost.Ask, r *plugin.Request, c *plugin.Candidate) cost.Terms {
 	at := cost.Place{
 		Cached: float64(c.Cached), Ahead: c.Ahead, PerToken: c.PerToken, Intercept: c.Intercept,
-		Running: float64(c.InFlight + c.Ghosts), Context: c.Context, Stalls: c.Stalls,
+		Running: float64(c.InFlight+c.Ghosts) + c.Others, Context: c.Context, Stalls: c.Stalls,
 	}
 	// An adapter that is not there is loaded first, and the whole batch waits.
 	if r.Adapter != "" && !c.Resident {

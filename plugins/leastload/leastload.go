@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package leastload scores an endpoint by how many requests of this gateway it
-// carries.
+// Package leastload scores an endpoint by how many requests it carries: those of
+// this gateway, and as many more as its engine reports.
 package leastload
 
 import "github.com/headgate/headgate/plugin"
@@ -13,7 +13,9 @@ func New(o plugin.Options) (any, error) { return scorer{}, o(&struct{}{}) }
 
 // Score is 1 for the least loaded and 0 for the most loaded candidate.
 func (scorer) Score(_ *plugin.Request, candidates []plugin.Candidate, scores []float64) {
-	load := func(i int) int { return candidates[i].InFlight + candidates[i].Ghosts }
+	load := func(i int) float64 {
+		return float64(candidates[i].InFlight+candidates[i].Ghosts) + candidates[i].Others
+	}
 	least, most := load(0), load(0)
 	for i := range candidates {
 		least, most = min(least, load(i)), max(most, load(i))
@@ -21,7 +23,7 @@ func (scorer) Score(_ *plugin.Request, candidates []plugin.Candidate, scores []f
 	for i := range candidates {
 		scores[i] = 1
 		if most > least {
-			scores[i] = float64(most-load(i)) / float64(most-least)
+			scores[i] = (most - load(i)) / (most - least)
 		}
 	}
 }

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"math"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/plugin"
+)
+
+// Scraped is what an engine's own metrics said when it was asked. What they did
+// not say, or said as nonsense, is not Known.
+type Scraped struct {
+	At      time.Time    // when the engine was asked
+	Queued  plugin.Value // requests that wait in the engine
+	Running plugin.Value // requests that run there
+	KVUsage plugin.Value // share of KV memory in use, 0 to 1
+
+	// Done counts the engine's work in a unit of its own. It moves with every
+	// answer, so a page where it stands still while answers come is an old one.
+	Done plugin.Value
+
+	Adapters     []string // LoRA adapters that have requests there
+	AdapterSlots int      // how many adapters fit at a time; 0: not known
+}
+
+// Reported is what is believed of an engine's own metrics at a moment.
+type Reported struct {
+	Scraped // its values are not Known when they are stale or not believed
+
+	Known  bool          // the engine has said something, however long ago
+	Age    time.Duration // since it was asked
+	Others float64       // load there that this gateway did not put there, as expected now
+	Doubt  string        // why nothing is believed: stale, frozen, contradicted; "" if it is
+}
+
+// Why an engine's metrics are not believed.
+const (
+	stale        = "stale"        // they are too old
+	frozen       = "frozen"       // answers came, and the count of work stands still
+	contradicted = "contradicted" // they show fewer requests than this gateway has there
+)
+
+// settled is how long ago something must have happened to show in metrics. An
+// engine writes them between two steps, and a scrape takes its time.
+const settled = time.Second
+
+// usualOver is about how many scrapes the usual load of others goes over.
+const usualOver = 10
+
+// scraped is the newest Scraped of an endpoint and what speaks against it.
+type scraped struct {
+	Scraped
+	own     int     // requests of this gateway there when the engine was asked
+	pending int     // of them, without a first output
+	others  float64 // load beyond them
+	usual   float64 // its mean over the last scrapes
+	scrapes float64 // that are in the mean, at most usualOver
+	queue   float64 // of others, those that waited
+	doubt   string  // frozen, contradicted or ""
+
+	asked struct{ own, pending int } // at the last Asking
+
+	movedAt    time.Time // when Done was first seen as it is
+	answeredAt time.Time // the first answer long enough after that; zero: none
+}
+
+// Asking tells that an endpoint's engine is being asked for its metrics, so that
+// what is there now can be told from what comes later.
+func (b *Book) Asking(id inference.EndpointID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.account(id)
+	a.scraped.asked.own, a.scraped.asked.pending = a.inflight, len(a.pending)
+}
+
+// SetScraped notes an engine's own metrics, of the last time of Asking. They
+// correct what the book itself has counted and never take its place: without
+// them, or once they are older than Config.ScrapeStale, its counts stand alone.
+func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.account(id)
+	r := &a.scraped
+	if !s.Done.Known || s.Done != r.Done {
+		r.movedAt, r.answeredAt = s.At, time.Time{}
+	}
+	if r.doubt != "" || s.At.Sub(r.At) > b.config.ScrapeStale {
+		r.usual, r.scrapes = 0, 0
+	}
+	r.Scraped, r.own, r.pending = s, r.asked.own, r.asked.pending
+	r.doubt, r.others, r.queue = "", 0, 0
+	load := s.Queued.V + s.Running.V
+	switch {
+	case !r.answeredAt.IsZero() && s.At.Sub(r.answeredAt) >= settled:
+		r.doubt = frozen
+	case s.Queued.Known && s.Running.Known && load < float64(a.since(b.seconds(s.At)-settled.Seconds())):
+		r.doubt = contradicted
+	default:
+		// What came or went while the engine was asked may be in its metrics or
+		// not. To count it as ours is the smaller mistake: it repels nobody.
+		r.others = max(load-float64(max(r.own, a.inflight)), 0)
+		r.queue = min(max(s.Queued.V-float64(r.pending), 0), r.others)
+		r.scrapes = min(r.scrapes+1, usualOver)
+		r.usual += (r.others - r.usual) / r.scrapes
+	}
+	at := b.seconds(s.At)
+	if s.AdapterSlots > 0 {
+		a.adapters.slots = s.AdapterSlots
+	}
+	for _, name := range s.Adapters {
+		a.adapters.use(name, at)
+	}
+}
+
+// since is how many of the requests in flight were there at a time already.
+func (t *traffic) since(at float64) int {
+	n := 0
+	for _, r := range t.pending {
+		if r.sent <= at {
+			n++
+		}
+	}
+	for _, r := range t.running {
+		if r.sent <= at {
+			n++
+		}
+	}
+	return n
+}
+
+// answered notes an answer that the engine must have counted as work.
+func (r *scraped) answered(now time.Time) {
+	if r.Done.Known && r.answeredAt.IsZero() && now.Sub(r.movedAt) >= settled {
+		r.answeredAt = now
+	}
+}
+
+// believed reports whether the metrics are of use at this moment.
+func (r *scraped) believed(now time.Time, staleAfter time.Duration) bool {
+	return r.doubt == "" && !r.At.IsZero() && now.Sub(r.At) <= staleAfter
+}
+
+// elsewhere is the load that others are expected to have on the endpoint now.
+// What they had when the engine was asked says the less the longer that is ago:
+// requests have ended since, and others have come. So it fades into the usual.
+// Without that, gateways whose requests are short would all shun the engine that
+// was busy half a second ago, and all go to the one that was idle.
+func (b *Book) elsewhere(now time.Time, a *account) float64 {
+	r := &a.scraped
+	if r.others == 0 && r.usual == 0 || !r.believed(now, b.config.ScrapeStale) {
+		return 0
+	}
+	return r.usual + (r.others-r.usual)*math.Exp(-float64(now.Sub(r.At))/float64(b.typical))
+}
+
+// reported is what is believed of the endpoint's metrics.
+func (b *Book) reported(now time.Time, a *account) Reported {
+	r := &a.scraped
+	if r.At.IsZero() {
+		return Reported{}
+	}
+	out := Reported{Known: true, Age: now.Sub(r.At), Doubt: r.doubt}
+	out.At = r.At
+	switch {
+	case r.believed(now, b.config.ScrapeStale):
+		out.Scraped, out.Others = r.Scraped, b.elsewhere(now, a)
+	case out.Doubt == "":
+		out.Doubt = stale
+	}
+	return out
+}
+
+// Reported is what is believed of an endpoint's metrics.
+func (b *Book) Reported(now time.Time, id inference.EndpointID) Reported {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a := b.accounts[id]; a != nil {
+		return b.reported(now, a)
+	}
+	return Reported{}
+}
+
+// fillScraped says what plugins see of the endpoint's metrics. What this gateway
+// has sent since they were asked for is added, and what has ended is taken off:
+// otherwise a whole burst would see the same shortest queue.
+func (b *Book) fillScraped(c *plugin.Candidate, now time.Time, a *account) {
+	r := &a.scraped
+	if !r.believed(now, b.config.ScrapeStale) {
+		return
+	}
+	c.Queued, c.Running, c.KVUsage, c.Others = r.Queued, r.Running, r.KVUsage, b.elsewhere(now, a)
+	if c.Queued.Known {
+		c.Queued.V = max(c.Queued.V+float64(a.inflight-r.own+len(a.ghosts)), 0)
+	}
+	// Prompts of others that wait are prefill that comes first.
+	if r.queue > 0 {
+		c.Ahead += r.queue * a.rate.Seconds(b.meanWork)
+	}
+}
