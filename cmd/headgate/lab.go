@@ -25,9 +25,11 @@ type labFlags struct {
 	seeds     []int64
 	stale     float64
 	engine    string
+	model     string
 	tuning    bool
 	out       string
 	plots     string
+	against   string
 }
 
 func newLab() *cobra.Command {
@@ -60,9 +62,11 @@ the traces are from and what the figures mean.`,
 	flags.Int64SliceVar(&f.seeds, "seed", []int64{9101}, "seeds")
 	flags.Float64Var(&f.stale, "stale", 0, "seconds between two scrapes of the engines")
 	flags.StringVar(&f.engine, "engine", "", "engines instead of the workload's own")
+	flags.StringVar(&f.model, "model", "", "how engines are modelled: mixed (the default) or alternating")
 	flags.BoolVar(&f.tuning, "tuning", false, "the parts of traces that policies may be tuned on, instead of the held-out ones")
 	flags.StringVar(&f.out, "out", "", "file for the results as JSON")
 	flags.StringVar(&f.plots, "plots", "", "folder for a plot per cell as SVG")
+	flags.StringVar(&f.against, "against", "", "JSON of another sweep, to compare the ranking of policies with")
 	return cmd
 }
 
@@ -88,7 +92,7 @@ func (f *labFlags) sweep(progress io.Writer) (*lab.Sweep, error) {
 					return nil, fmt.Errorf("--engines must be at least 1 and --speed one or two")
 				}
 				s.Cells = append(s.Cells, lab.Cell{
-					Workload: w, N: n, TwoSpeed: speed == "two", Stale: f.stale, Engine: f.engine, Held: !f.tuning,
+					Workload: w, N: n, TwoSpeed: speed == "two", Stale: f.stale, Engine: f.engine, Model: f.model, Held: !f.tuning,
 				})
 			}
 		}
@@ -106,6 +110,11 @@ func (f *labFlags) run(ctx context.Context, out, progress io.Writer) error {
 		return err
 	}
 	lab.WriteTable(out, list)
+	if f.against != "" {
+		if err := f.rank(out, list); err != nil {
+			return err
+		}
+	}
 	if f.out != "" {
 		if err := writeFile(f.out, func(w io.Writer) error { return lab.WriteJSON(w, list) }); err != nil {
 			return err
@@ -121,6 +130,21 @@ func (f *labFlags) run(ctx context.Context, out, progress io.Writer) error {
 		}
 	}
 	return writeFile(filepath.Join(f.plots, "summary.svg"), func(w io.Writer) error { return lab.WriteSummaryPlot(w, list) })
+}
+
+// rank compares with a sweep of before.
+func (f *labFlags) rank(out io.Writer, list []lab.Comparison) error {
+	file, err := os.Open(f.against)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	there, err := lab.ReadSummary(file)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.against, err)
+	}
+	lab.WriteRanking(out, lab.Summarize(list, func(lab.Comparison) bool { return true }), there)
+	return nil
 }
 
 // writeFile writes a file and the folders above it.

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -104,5 +105,43 @@ func TestReplayComparesDecisionsWithWhatWasDone(t *testing.T) {
 		if !strings.Contains(out, c.want) || (err != nil) != (c.more != "") {
 			t.Errorf("%v\n%s, want %q", err, out, c.want)
 		}
+	}
+}
+
+func TestLabComparesAndRanks(t *testing.T) {
+	dir := t.TempDir()
+	first := filepath.Join(dir, "first.json")
+	args := []string{"lab", "--workload", "codegen", "--engines", "2", "--speed", "one", "--policy", "headgate,lpwl,round-robin", "--seed", "1"}
+	if _, err := run(append(args, "--out", first, "--plots", dir)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{first, filepath.Join(dir, "summary.svg"), filepath.Join(dir, "codegen-2-one-speed.svg")} {
+		if s, err := os.Stat(name); err != nil || s.Size() == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	out, err := run(append(args, "--model", "alternating", "--against", first)...)
+	if err != nil || !strings.Contains(out, "rank correlation 1.00") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, bad := range [][]string{{"--policy", "nobody"}, {"--workload", "nothing"}, {"--model", "none"}, {"--speed", "three"}, {"--against", dir}} {
+		if _, err := run(append(args, bad...)...); err == nil {
+			t.Errorf("%v: no complaint", bad)
+		}
+	}
+}
+
+func TestLabReplaysATraceOfOnesOwn(t *testing.T) {
+	dir := t.TempDir()
+	var trace strings.Builder
+	for i := range 600 {
+		fmt.Fprintf(&trace, `{"timestamp": %d, "input_length": %d, "output_length": 50, "hash_ids": [0, %d, %d]}`+"\n", i*500, 1400+i%100, 1+i%7, 8+i)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "mine.jsonl"), []byte(trace.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := run("lab", "--traces", dir, "--workload", "mine.jsonl", "--engines", "1,2", "--speed", "one", "--policy", "headgate,lpwl", "--engine", "8b-h100")
+	if err != nil || !strings.Contains(out, "mine.jsonl/2/one-speed/8b-h100") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

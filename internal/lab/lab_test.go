@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/headgate/headgate/internal/simengine/model"
 )
 
 // bench is a view with facts set by hand.
@@ -171,6 +173,16 @@ func TestEveryWorkloadRuns(t *testing.T) {
 				if b, _ := run(w, c, p, w.guess/3); !reflect.DeepEqual(a, b) {
 					t.Errorf("%s, %s: two runs differ: %+v, %+v", name, p.Name, a, b)
 				}
+				if p.Name != "headgate" {
+					continue
+				}
+				if c.Model = "alternating"; name == "lora" {
+					if _, err := run(w, c, p, 1); err == nil {
+						t.Errorf("%s: an engine without adapters was given some", p.Name)
+					}
+				} else if a, err := run(w, c, p, w.guess/3); err != nil || a.Requests == 0 {
+					t.Errorf("%s, %s: %+v, %v", name, p.Name, a, err)
+				}
 			}
 		}
 	}
@@ -238,6 +250,94 @@ func TestLabTellsPoliciesApart(t *testing.T) {
 	}
 }
 
+// TestTwoModelsRankAlike: what the lab says of policies does not hang on how
+// engines are modelled.
+func TestTwoModelsRankAlike(t *testing.T) {
+	var sums [2][]Summary
+	for i, name := range []string{"mixed", "alternating"} {
+		s := Sweep{Seeds: []int64{2}, Traces: sample, Cells: []Cell{
+			{Workload: "codegen", N: 2, Model: name}, {Workload: "b2b", N: 2, TwoSpeed: true, Model: name},
+		}}
+		for _, name := range []string{"headgate", "llm-d-sticky", "lmetric", "least-request", "round-robin", "random"} {
+			p, _ := PolicyNamed(name)
+			s.Policies = append(s.Policies, p)
+		}
+		list, err := s.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums[i] = Summarize(list, func(Comparison) bool { return true })
+	}
+	if c := Correlation(sums[0], sums[1]); c < 0.8 || sums[0][0].Policy != "headgate" || sums[1][0].Policy != "headgate" {
+		t.Errorf("correlation %v:\n%+v\n%+v", c, sums[0], sums[1])
+	}
+	var raw, text bytes.Buffer
+	if err := WriteJSON(&raw, nil); err != nil {
+		t.Fatal(err)
+	}
+	if back, err := ReadSummary(&raw); err != nil || len(back) != 0 {
+		t.Errorf("%v, %v", back, err)
+	}
+	WriteRanking(&text, sums[0], sums[1])
+	if !strings.Contains(text.String(), "rank correlation 0.") && !strings.Contains(text.String(), "rank correlation 1.") {
+		t.Error(text.String())
+	}
+}
+
+// By hand: ranks 1 2 3 4 against 2 1 3 4 are 1-6×2/(4×15) = 0.8 alike, and equals
+// share a place.
+func TestCorrelation(t *testing.T) {
+	of := func(means ...float64) (list []Summary) {
+		for i, m := range means {
+			list = append(list, Summary{Policy: string(rune('a' + i)), Mean: m})
+		}
+		return list
+	}
+	for _, c := range []struct {
+		a, b []Summary
+		want float64
+	}{
+		{of(4, 3, 2, 1), of(8, 9, 5, 2), 0.8},
+		{of(4, 3, 2, 1), of(1, 2, 3, 4), -1},
+		{of(4, 3, 2, 1), of(9, 5, 5, 1), 1 - 6*0.5/60},
+		{of(4, 3), nil, 0},
+	} {
+		if got := Correlation(c.a, c.b); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("%v and %v: %v, want %v", c.a, c.b, got, c.want)
+		}
+	}
+}
+
+// TestOwnTraces: a file of the user's is replayed, whatever it is called, and the
+// load that is found is one that the fleet carries.
+func TestOwnTraces(t *testing.T) {
+	dir := Sample(4)
+	dir["mine.jsonl"], dir["mine.csv"] = dir["mooncake_synthetic_trace.jsonl"], dir["azure2023_code.csv"]
+	own := NewTraces(dir)
+	p, _ := PolicyNamed("headgate")
+	for _, name := range []string{"mine.jsonl", "mine.csv"} {
+		var goodput []float64
+		for _, n := range []int{1, 4} {
+			w, err := own.Workload(name, n, 1, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := Cell{Workload: name, N: n}
+			k, err := knee(w, c, p, w.guess)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r, err := run(w, c, p, k*0.95); err != nil || r.Requests < 50 || r.Good < Attainment-0.03 {
+				t.Errorf("%s on %d: %+v at %v, %v", name, n, r, k*0.95, err)
+			}
+			goodput = append(goodput, k)
+		}
+		if goodput[1] < 2.5*goodput[0] {
+			t.Errorf("%s: goodput of 1 and 4 engines is %v", name, goodput)
+		}
+	}
+}
+
 func TestBadTracesAreRefused(t *testing.T) {
 	dir := Sample(1)
 	dir["azure2023_conv.csv"].Data = []byte("a,b,c\nx,1,2\n")
@@ -252,17 +352,46 @@ func TestBadTracesAreRefused(t *testing.T) {
 	}
 }
 
-func TestTurnsComeInOrder(t *testing.T) {
-	var list turns
-	for i, at := range []float64{3, 1, 2, 1, 5, 0} {
-		list.push(turn{at, i})
+// TestPlayGoesByTime: calls in the order of their times and then of their making,
+// before a wake and a step at the same moment.
+func TestPlayGoesByTime(t *testing.T) {
+	e := model.New(model.Params{StepFloor: time.Second, Blocks: 64})
+	var got []string
+	note := func(what string) func(float64) {
+		return func(now float64) { got = append(got, fmt.Sprintf("%s@%v", what, now)) }
 	}
-	var got []int
-	for len(list) > 0 {
-		got = append(got, list[len(list)-1].q)
-		list = list[:len(list)-1]
+	due := 2.0
+	p := Play{
+		Machines: []Machine{e},
+		Heard: func(now float64, machine int, ev model.Event) {
+			if ev.Kind == model.Token {
+				note("token")(now)
+			}
+		},
+		Due: func() float64 { return due },
+		Wake: func(now float64) {
+			note("wake")(now)
+			due = math.Inf(1)
+		},
 	}
-	if want := []int{5, 1, 3, 2, 0, 4}; !slices.Equal(got, want) && fmt.Sprint(got) != fmt.Sprint([]int{5, 3, 1, 2, 0, 4}) {
-		t.Errorf("got %v, want %v", got, want)
+	p.At(3, note("c"))
+	p.At(1, func(now float64) {
+		note("a")(now)
+		if err := e.Submit(seconds(now), model.Job{ID: "1", PromptTokens: 4, MaxNew: 2}); err != nil {
+			t.Error(err)
+		}
+		p.At(0, note("past"))
+	})
+	p.At(1, note("b"))
+	for p.Advance(2.5) {
+	}
+	if p.Now() != 2 {
+		t.Errorf("stopped at %v, want 2", p.Now())
+	}
+	for p.Advance(math.Inf(1)) {
+	}
+	want := "a@1 b@1 past@1 wake@2 token@2 c@3 token@3"
+	if text := strings.Join(got, " "); text != want {
+		t.Errorf("got  %s\nwant %s", text, want)
 	}
 }

@@ -15,7 +15,8 @@ type Policy struct {
 	About    string // what it is, and where its formula is from
 	Peer     bool   // somebody else's
 	make     func(v *view) policy
-	infinite bool // its engines never forget a prefix
+	queue    func(v *view, d desk) queue // instead of make, for one that keeps requests
+	infinite bool                        // its engines never forget a prefix
 }
 
 // deaf is a policy that hears nothing of what becomes of requests.

@@ -84,6 +84,74 @@ func WriteJSON(out io.Writer, list []Comparison) error {
 	}{"goodput at 95 % SLO", list, Summarize(list, func(Comparison) bool { return true })})
 }
 
+// ReadSummary reads what WriteJSON wrote.
+func ReadSummary(in io.Reader) ([]Summary, error) {
+	var read struct {
+		Summary []Summary `json:"summary"`
+	}
+	if err := json.NewDecoder(in).Decode(&read); err != nil {
+		return nil, err
+	}
+	return read.Summary, nil
+}
+
+// Correlation is Spearman's: how alike two sweeps rank the policies that are in
+// both, from -1 to 1. It is 0 for fewer than two.
+func Correlation(a, b []Summary) float64 {
+	other := map[string]float64{}
+	for _, s := range b {
+		other[s.Policy] = s.Mean
+	}
+	var x, y []float64
+	for _, s := range a {
+		if mean, ok := other[s.Policy]; ok {
+			x, y = append(x, s.Mean), append(y, mean)
+		}
+	}
+	n := float64(len(x))
+	if n < 2 {
+		return 0
+	}
+	sum := 0.0
+	for i, r := range ranks(x) {
+		d := r - ranks(y)[i]
+		sum += d * d
+	}
+	return 1 - 6*sum/(n*(n*n-1))
+}
+
+// ranks are places from 1; equals share theirs.
+func ranks(values []float64) []float64 {
+	r := make([]float64, len(values))
+	for i, v := range values {
+		for _, w := range values {
+			switch {
+			case w > v:
+				r[i]++
+			case w == v:
+				r[i] += 0.5
+			}
+		}
+		r[i] += 0.5
+	}
+	return r
+}
+
+// WriteRanking writes how two sweeps rank the policies.
+func WriteRanking(out io.Writer, here, there []Summary) {
+	other := map[string]float64{}
+	for _, s := range there {
+		other[s.Policy] = s.Mean
+	}
+	fmt.Fprintf(out, "\n%-20s %8s %8s\n", "policy", "here", "there")
+	for _, s := range here {
+		if mean, ok := other[s.Policy]; ok {
+			fmt.Fprintf(out, "%-20s %+7.1f%% %+7.1f%%\n", s.Policy, 100*s.Mean, 100*mean)
+		}
+	}
+	fmt.Fprintf(out, "rank correlation %.2f\n", Correlation(here, there))
+}
+
 // WritePlot draws one cell as SVG: a bar per policy, the best peer marked.
 func WritePlot(out io.Writer, c Comparison) error {
 	outcomes := slices.Clone(c.Outcomes)

@@ -168,7 +168,7 @@ func readAzure(r io.Reader) ([]azureRow, error) {
 
 // azure is a stretch of a trace that has no prefixes, its bursts kept. A load of
 // one is one request a second.
-func (t *Traces) azure(name, file string, seed int64, n int, held bool) (*Workload, error) {
+func (t *Traces) azure(name, file string, seed int64, n int, from, to float64) (*Workload, error) {
 	rows, err := load(t, file, readAzure)
 	if err != nil {
 		return nil, err
@@ -176,11 +176,7 @@ func (t *Traces) azure(name, file string, seed int64, n int, held bool) (*Worklo
 	if len(rows) < 8 {
 		return nil, fmt.Errorf("%s: has %d rows, too few to draw from", file, len(rows))
 	}
-	if half := len(rows) / 2; held {
-		rows = rows[half:]
-	} else {
-		rows = rows[:half]
-	}
+	rows = rows[int(from*float64(len(rows))):int(to*float64(len(rows)))]
 	r := newRand(seed, 5)
 	n = min(n, len(rows)*9/10)
 	begin := r.IntN(len(rows) - n + 1)
@@ -378,13 +374,52 @@ func (t *Traces) clients(seed int64, n int, held bool) (*Workload, error) {
 // Workloads are the names that Workload knows, those with traces first.
 var Workloads = []string{"conv", "synth", "codegen", "b2b", "servegen", "azconv", "azcode", "lora"}
 
+// Of a trace of the user's own: how long a stretch of it is replayed, how many
+// requests at most, and how many streams an engine is guessed to decode at once,
+// which only says where the search begins.
+const (
+	ownStretch  = 600 // seconds
+	ownRequests = 200_000
+	ownStreams  = 30
+)
+
+// own is a trace of the user's: a .jsonl file as Mooncake's are, or a .csv file as
+// Azure's are. Windows are drawn from all of it.
+func (t *Traces) own(name string, seed int64, n int) (w *Workload, err error) {
+	if strings.HasSuffix(name, ".csv") {
+		if w, err = t.azure(name, name, seed, 600*n, 0, 1); err == nil {
+			w.guess = 5 * float64(n)
+		}
+		return w, err
+	}
+	rows, err := load(t, name, readMooncake)
+	if err != nil {
+		return nil, err
+	}
+	spec := Engines["32b-tier"].Params
+	span := max(rows[len(rows)-1].Timestamp/1000, 1)
+	busy := 0.0 // seconds of an engine that the trace takes, if half of the prompts are cached
+	for _, row := range rows {
+		busy += float64(row.In)/2*spec.Token.Seconds() + float64(row.Out)*spec.StepFloor.Seconds()/ownStreams
+	}
+	stretch := min(span, ownStretch)
+	guess := float64(n) * span / max(busy, 1e-9)
+	copies := min(int(3*guess)+2, max(int(ownRequests/(float64(len(rows))*stretch/span)), 1))
+	w, err = t.mooncake(name, seed, copies, window{file: name, end: stretch, warm: 0.3 * stretch, to: 1 - stretch/span})
+	if err == nil {
+		w.guess = min(guess/2, w.loadMax)
+	}
+	return w, err
+}
+
 // Workload makes a workload for n engines. Held ones use other parts of the
 // traces and other parameters of the generators than those that policies were
-// tuned on.
+// tuned on. The name of a .jsonl or .csv file is a trace of the user's own.
 func (t *Traces) Workload(name string, n int, seed int64, held bool) (w *Workload, err error) {
-	f := float64(n)
+	f, from := float64(n), 0.0
 	if held {
 		seed += 1_000_003
+		from = 0.5
 	}
 	switch name {
 	case "conv":
@@ -408,11 +443,14 @@ func (t *Traces) Workload(name string, n int, seed int64, held bool) (w *Workloa
 	case "servegen":
 		w, err = t.clients(seed, 600*n, held)
 	case "azconv":
-		w, err = t.azure(name, "azure2023_conv.csv", seed, 600*n, held)
+		w, err = t.azure(name, "azure2023_conv.csv", seed, 600*n, from, from+0.5)
 	case "azcode":
-		w, err = t.azure(name, "azure2023_code.csv", seed, 400*n, held)
+		w, err = t.azure(name, "azure2023_code.csv", seed, 400*n, from, from+0.5)
 	default:
-		return nil, fmt.Errorf("workload %q: want one of %s", name, strings.Join(Workloads, ", "))
+		if !strings.HasSuffix(name, ".jsonl") && !strings.HasSuffix(name, ".csv") {
+			return nil, fmt.Errorf("workload %q: want one of %s, or a .jsonl or .csv file of the folder with traces", name, strings.Join(Workloads, ", "))
+		}
+		return t.own(name, seed, n)
 	}
 	if err != nil {
 		return nil, err
