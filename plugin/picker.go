@@ -4,6 +4,7 @@ package plugin
 
 // Picker chooses among scored candidates.
 type Picker interface {
-	// Pick returns an index into scores, which is not empty.
-	Pick(r *Request, scores []float64) int
+	// Pick returns an index into candidates, which is not empty; scores[i] is the
+	// total of candidates[i].
+	Pick(r *Request, candidates []Candidate, scores []float64) int
 }

@@ -93,7 +93,7 @@ func (p *Profile) pick(r *plugin.Request, candidates []plugin.Candidate, totals,
 		}
 	}
 	if p.picker != nil {
-		return min(max(p.picker.Pick(r, totals), 0), len(totals)-1)
+		return min(max(p.picker.Pick(r, candidates, totals), 0), len(totals)-1)
 	}
 	best, ties := 0, 1
 	for i := 1; i < len(totals); i++ {

@@ -100,6 +100,49 @@ func TestMissesSpreadOverIdleEngines(t *testing.T) {
 	}
 }
 
+// Without a token-time target running streams cost next to nothing, so what is
+// left between idle engines is how long each took last time. A burst of equal
+// prompts must not follow that.
+func TestBurstOfEqualPromptsSpreadsEvenlyWithoutTargets(t *testing.T) {
+	for seed := range uint64(20) {
+		profile, err := standard.Profile(standard.Default)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		b, pool := schedule.NewBook(schedule.Config{Profile: profile}, rnd), newPool(3)
+		now := start
+		jitter := func() time.Duration { return time.Duration(30+rnd.IntN(10)) * time.Millisecond }
+		for i := range 400 { // short answers, and engines that differ by chance
+			now = now.Add(time.Second)
+			serve(place(t, b, now, pool, prompt(i, i, 20)), now.Add(jitter()))
+		}
+		got := map[inference.EndpointID]int{}
+		type waits struct {
+			r  *schedule.Reservation
+			by time.Time
+		}
+		var waiting []waits
+		for i := range 12 {
+			now = now.Add(60 * time.Millisecond)
+			for len(waiting) > 0 && !waiting[0].by.After(now) {
+				waiting[0].r.Accepted()
+				waiting[0].r.FirstOutput(waiting[0].by) // its stream goes on
+				waiting = waiting[1:]
+			}
+			r := place(t, b, now, pool, prompt(1000+i, i, 20))
+			got[r.Endpoint.ID]++
+			waiting = append(waiting, waits{r, now.Add(jitter())})
+		}
+		for _, e := range pool.Endpoints {
+			if n := got[e.ID]; n < 3 || n > 5 {
+				t.Errorf("seed %d: the burst of 12 went to %v", seed, got)
+				break
+			}
+		}
+	}
+}
+
 func TestSecondTurnGoesWhereTheFirstWas(t *testing.T) {
 	b, pool := newBook(t), newPool(8)
 	now := start

@@ -28,7 +28,7 @@ func New(o plugin.Options) (any, error) {
 }
 
 // Pick draws among those whose score is within the margin of the best.
-func (p picker) Pick(r *plugin.Request, scores []float64) int {
+func (p picker) Pick(r *plugin.Request, _ []plugin.Candidate, scores []float64) int {
 	best := 0
 	for i, s := range scores {
 		if s > scores[best] {

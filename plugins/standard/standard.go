@@ -10,6 +10,7 @@ import (
 	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/plugin"
 	"github.com/headgate/headgate/plugins/cost"
+	"github.com/headgate/headgate/plugins/idlest"
 	"github.com/headgate/headgate/plugins/kvcache"
 	"github.com/headgate/headgate/plugins/leastload"
 	"github.com/headgate/headgate/plugins/loraaffinity"
@@ -22,6 +23,7 @@ import (
 // Plugins are the plugins by the name that a configuration uses.
 var Plugins = map[string]plugin.Factory{
 	"cost":         cost.New,
+	"idlest":       idlest.New,
 	"kvcache":      kvcache.New,
 	"leastload":    leastload.New,
 	"loraaffinity": loraaffinity.New,
@@ -33,7 +35,7 @@ var Plugins = map[string]plugin.Factory{
 
 // Profiles are the named sets of plugins.
 var Profiles = map[string][]schedule.Use{
-	"cost": {{Plugin: "cost"}, {Plugin: "random", Options: near}},
+	"cost": {{Plugin: "cost"}, {Plugin: "idlest", Options: near}},
 	"weighted": {
 		{Plugin: "leastload", Weight: 2}, {Plugin: "queuedepth", Weight: 2}, {Plugin: "kvcache", Weight: 2},
 		{Plugin: "prefixcache", Weight: 3}, {Plugin: "loraaffinity", Weight: 1}, {Plugin: "session", Weight: 1},

@@ -60,7 +60,7 @@ func TestExamplesAreWhatTheyShow(t *testing.T) {
 		}
 		use := schedule.Use{Plugin: shown.Plugin, Weight: shown.Weight, Options: options(t, shown.Options)}
 		uses := []schedule.Use{use}
-		if name == "random" {
+		if name == "random" || name == "idlest" {
 			uses = append(uses, schedule.Use{Plugin: "cost"})
 		}
 		if _, err := schedule.NewProfile(Plugins, uses); err != nil {
@@ -190,9 +190,26 @@ func TestRandomPicksAmongTheNearBest(t *testing.T) {
 	r := &plugin.Request{Rand: rand.New(rand.NewPCG(1, 2))}
 	got := map[int]int{}
 	for range 300 {
-		got[made.(plugin.Picker).Pick(r, []float64{1, 0.95, 0.5, 1})]++
+		got[made.(plugin.Picker).Pick(r, candidates(4), []float64{1, 0.95, 0.5, 1})]++
 	}
 	if got[2] != 0 || got[0] < 70 || got[1] < 70 || got[3] < 70 {
 		t.Errorf("picked %v", got)
+	}
+}
+
+func TestIdlestPicksTheLeastLoadedOfTheNearBest(t *testing.T) {
+	made, err := Plugins["idlest"](options(t, map[string]any{"within": 0.1}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, list := &plugin.Request{Rand: rand.New(rand.NewPCG(1, 2))}, candidates(5)
+	list[0].InFlight, list[1].InFlight, list[2].InFlight, list[3].InFlight = 5, 3, 0, 2
+	list[4].InFlight, list[3].Ghosts = 3, 1 // a quick error counts like a request
+	got := map[int]int{}
+	for range 300 {
+		got[made.(plugin.Picker).Pick(r, list, []float64{1, 0.95, 0.5, 0.91, 0.95})]++
+	}
+	if got[0] != 0 || got[2] != 0 || got[1] < 70 || got[3] < 70 || got[4] < 70 {
+		t.Errorf("picked %v, want one of the three that carry 3", got)
 	}
 }
