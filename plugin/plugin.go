@@ -65,6 +65,9 @@ type Candidate struct {
 	Resident bool // the request's adapter was used there lately
 }
 
+// Load is what the endpoint carries, in requests.
+func (c *Candidate) Load() float64 { return float64(c.InFlight+c.Ghosts) + c.Others }
+
 // Value is a measurement that may be missing or too old.
 type Value struct {
 	V     float64

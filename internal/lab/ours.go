@@ -116,7 +116,8 @@ func (p *clairvoyant) choose(now float64, q *flight) int {
 			Running: p.v.running[i], Context: p.v.context[i],
 			Stalls: known{now, p.streams[i], p.v.f.spec.TPOT, (params.StepBase + params.StepFloor).Seconds()},
 		}
-		terms := cost.Default.Score(&ask, &place)
+		var terms cost.Terms
+		cost.Default.Score(&ask, &place, &terms)
 		return terms.Total + own - terms.Own
 	})
 }

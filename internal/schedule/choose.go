@@ -3,6 +3,7 @@
 package schedule
 
 import (
+	"math/bits"
 	"slices"
 	"time"
 
@@ -46,16 +47,19 @@ func (b *Book) seats(pool *fleet.Pool) []*account {
 	return b.seated.accounts
 }
 
-// seat is one endpoint that could take the request.
+// seat is one endpoint that could take the request. All seats of a decision are
+// of one class.
 type seat struct {
-	at   int // in the pool
-	rank rank
+	at   int32 // in the pool
+	load int32
+	idle bool // one of the least loaded, and so to be scored
 }
 
 // decision is the scratch of one choice. It belongs to the book and is kept from
 // one choice to the next.
 type decision struct {
 	seats      []seat
+	class      rank  // of the seats
 	chosen     []int // seats to be scored
 	lookup     prefix.Lookup
 	rate       cost.Rate // of the pool as a whole
@@ -99,17 +103,18 @@ func (b *Book) choose(now time.Time, pool *fleet.Pool, ask *Ask) (c choice) {
 		win = b.leastLoad(d.seats)
 	}
 	s := d.seats[win]
-	c.endpoint, c.account, c.rank = &pool.Endpoints[s.at], b.seats(pool)[s.at], s.rank
+	c.endpoint, c.account, c.rank = &pool.Endpoints[s.at], b.seats(pool)[s.at], d.class
+	c.rank.load = int(s.load)
 	return c
 }
 
 func (b *Book) leastLoad(seats []seat) int {
 	best, ties := 0, 1
 	for i := 1; i < len(seats); i++ {
-		switch load := seats[i].rank.load; {
-		case load < seats[best].rank.load:
+		switch load := seats[i].load; {
+		case load < seats[best].load:
 			best, ties = i, 1
-		case load == seats[best].rank.load:
+		case load == seats[best].load:
 			// Reservoir sampling: each of n equals wins with probability 1/n.
 			if ties++; b.rnd.IntN(ties) == 0 {
 				best = i
@@ -127,15 +132,18 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 	accounts := b.seats(pool)
 	believe := b.believeProbes(accounts)
 	listed := b.listed(accounts, ask.Model)
-	var bestRank rank
+	d.class = rank{standing: good}
 	simple := len(ask.Exclude) == 0 && ask.PreferRevision == ""
 	for i, a := range accounts {
-		if simple && a.plain() && (len(d.seats) == 0 || bestRank.standing == good) {
-			if len(d.seats) == 0 {
-				bestRank = rank{standing: good}
+		if simple && a.plain() {
+			switch {
+			case len(d.seats) == 0 || d.class.standing > good:
+				d.seats, d.class = d.seats[:0], rank{standing: good}
+			case d.class.standing < good:
+				continue
 			}
 			a.seat = len(d.seats)
-			d.seats = append(d.seats, seat{i, rank{standing: good, load: a.inflight + int(b.elsewhere(now, a)+0.5)}})
+			d.seats = append(d.seats, seat{at: int32(i), load: int32(a.inflight + int(b.elsewhere(now, a)+0.5))})
 			continue
 		}
 		switch a.why(now, ask, &pool.Endpoints[i], believe, listed) {
@@ -149,14 +157,14 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 			continue
 		}
 		r := a.rank(now, ask, &pool.Endpoints[i], b.elsewhere(now, a), b.rnd)
-		switch c := r.compareClass(bestRank); {
+		switch c := r.compareClass(d.class); {
 		case len(d.seats) == 0 || c < 0:
-			d.seats, bestRank = d.seats[:0], r
+			d.seats, d.class = d.seats[:0], r
 		case c > 0:
 			continue
 		}
 		a.seat = len(d.seats)
-		d.seats = append(d.seats, seat{i, r})
+		d.seats = append(d.seats, seat{at: int32(i), load: int32(r.load)})
 	}
 	return pause
 }
@@ -198,15 +206,17 @@ func (b *Book) candidates(now time.Time, pool *fleet.Pool, ask *Ask, p *Profile)
 func (b *Book) fill(c *plugin.Candidate, e *inference.Endpoint, a *account, ask *Ask) {
 	d := &b.decision
 	at := d.at
-	a.settle(at)
-	a.settleRate(d.rate)
-	*c = plugin.Candidate{
-		Endpoint: e,
-		InFlight: a.inflight, Ghosts: len(a.ghosts), Cached: b.cachedOn(a, ask),
-		PerToken: a.rate.PerToken, Intercept: a.rate.Intercept, Ahead: a.ahead(at),
-		Waiting: a.waiting, Context: a.context,
-		Resident: ask.Adapter != "" && a.adapters.has(ask.Adapter, at),
+	if len(a.pending) > 0 {
+		a.settle(at)
 	}
+	a.settleRate(d.rate)
+	// Field by field: a literal would be made aside and copied.
+	c.Endpoint = e
+	c.InFlight, c.Ghosts, c.Cached = a.inflight, len(a.ghosts), b.cachedOn(a, ask)
+	c.PerToken, c.Intercept, c.Ahead = a.rate.PerToken, a.rate.Intercept, a.ahead(at)
+	c.Waiting, c.Context, c.Stalls = a.waiting, a.context, nil
+	c.Queued, c.Running, c.KVUsage, c.Others = plugin.Value{}, plugin.Value{}, plugin.Value{}, 0
+	c.Resident = ask.Adapter != "" && a.adapters.has(ask.Adapter, at)
 	b.fillScraped(c, d.request.Now, a)
 	if c.Ghosts > 0 {
 		// A quick error keeps its place as a prompt like this one would.
@@ -236,51 +246,44 @@ func (b *Book) mayRefresh(now float64, streams int) bool {
 // the longest prefixes.
 func (b *Book) shortlist(accounts []*account) {
 	d := &b.decision
-	// A heap of the least loaded with the worst on top. It is filled from a random
-	// place, so that among equals it is not always the same ones.
-	heap := d.chosen
+	// Loads are sorted into a few steps, which is all that finding the least of
+	// them takes. Where loads are far apart a step is wider than one.
+	const steps = 64
+	least, most := d.seats[0].load, d.seats[0].load
+	for i := range d.seats {
+		least, most = min(least, d.seats[i].load), max(most, d.seats[i].load)
+	}
+	shift := max(bits.Len32(uint32(most-least))-bits.Len32(steps-1), 0)
+	var count [steps]int
+	for i := range d.seats {
+		count[uint32(d.seats[i].load-least)>>shift&(steps-1)]++
+	}
+	last, room := 0, idlestMax // seats of the steps before last are all chosen, of last as many as there is room for
+	for ; room > count[last]; last++ {
+		room -= count[last]
+	}
+	bound := least + int32(last)<<shift
+	// It begins at a random place, so that among equals it is not always the same
+	// ones.
 	begin := b.rnd.IntN(len(d.seats))
-	for k := range d.seats {
-		i := begin + k
-		if i >= len(d.seats) {
-			i -= len(d.seats)
-		}
-		switch {
-		case len(heap) < idlestMax:
-			heap = append(heap, i)
-			if len(heap) == idlestMax {
-				for at := idlestMax/2 - 1; at >= 0; at-- {
-					d.sink(heap, at)
-				}
+	for _, part := range [2][2]int{{begin, len(d.seats)}, {0, begin}} {
+		for i := part[0]; i < part[1]; i++ {
+			switch load := d.seats[i].load; {
+			case load < bound:
+			case room > 0 && uint32(load-least)>>shift == uint32(last):
+				room--
+			default:
+				continue
 			}
-		case d.seats[i].rank.load < d.seats[heap[0]].rank.load:
-			heap[0] = i
-			d.sink(heap, 0)
+			d.seats[i].idle = true
+			d.chosen = append(d.chosen, i)
 		}
 	}
-	d.chosen = heap
 	for _, m := range d.lookup.Longest(holdersMax) {
 		a := b.bySlot[m.Slot]
-		if a.seat < len(d.seats) && accounts[d.seats[a.seat].at] == a && !slices.Contains(d.chosen[:len(heap)], a.seat) {
+		if a.seat < len(d.seats) && accounts[d.seats[a.seat].at] == a && !d.seats[a.seat].idle {
 			d.chosen = append(d.chosen, a.seat)
 		}
-	}
-}
-
-func (d *decision) sink(heap []int, at int) {
-	load := func(k int) int { return d.seats[heap[k]].rank.load }
-	for {
-		worst := at
-		for _, child := range [2]int{2*at + 1, 2*at + 2} {
-			if child < len(heap) && load(child) > load(worst) {
-				worst = child
-			}
-		}
-		if worst == at {
-			return
-		}
-		heap[at], heap[worst] = heap[worst], heap[at]
-		at = worst
 	}
 }
 

@@ -40,29 +40,33 @@ func ask(r *plugin.Request) cost.Ask {
 	}
 }
 
-func (s *scorer) terms(a *cost.Ask, r *plugin.Request, c *plugin.Candidate) cost.Terms {
-	at := cost.Place{
-		Cached: float64(c.Cached), Ahead: c.Ahead, PerToken: c.PerToken, Intercept: c.Intercept,
-		Running: float64(c.InFlight+c.Ghosts) + c.Others, Context: c.Context, Stalls: c.Stalls,
-	}
-	// An adapter that is not there is loaded first, and the whole batch waits.
+// place says what the endpoint is to this request. An adapter that is not there
+// is loaded first, and the whole batch waits.
+func (s *scorer) place(at *cost.Place, r *plugin.Request, c *plugin.Candidate) {
+	at.Cached, at.Ahead, at.PerToken, at.Intercept = float64(c.Cached), c.Ahead, c.PerToken, c.Intercept
+	at.Running, at.Context, at.Stalls = c.Load(), c.Context, c.Stalls
 	if r.Adapter != "" && !c.Resident {
 		at.Intercept += s.load
 	}
-	return s.params.Score(a, &at)
 }
 
 func (s *scorer) Score(r *plugin.Request, candidates []plugin.Candidate, scores []float64) {
 	a := ask(r)
+	var at cost.Place
+	var t cost.Terms
 	for i := range candidates {
-		t := s.terms(&a, r, &candidates[i])
+		s.place(&at, r, &candidates[i])
+		s.params.Score(&a, &at, &t)
 		scores[i] = -t.Total
 	}
 }
 
 func (s *scorer) Explain(r *plugin.Request, c *plugin.Candidate) string {
 	a := ask(r)
-	t := s.terms(&a, r, c)
+	var at cost.Place
+	var t cost.Terms
+	s.place(&at, r, c)
+	s.params.Score(&a, &at, &t)
 	return fmt.Sprintf("%.3fs: ahead %.3f, own %.3f, delay %.3f, decode %.3f, stall %.3f (%.2f streams), late %.3f",
 		t.Total, t.Ahead, t.Own, t.Delay, t.Decode, t.Stall, t.Streams, t.Late)
 }

@@ -44,7 +44,7 @@ func (p picker) Pick(r *plugin.Request, candidates []plugin.Candidate, scores []
 		if s < margin {
 			continue
 		}
-		switch load := candidates[i].InFlight + candidates[i].Ghosts; {
+		switch load := int(candidates[i].Load() + 0.5); {
 		case load < least:
 			picked, least, ties = i, load, 1
 		case load == least:

@@ -13,9 +13,7 @@ func New(o plugin.Options) (any, error) { return scorer{}, o(&struct{}{}) }
 
 // Score is 1 for the least loaded and 0 for the most loaded candidate.
 func (scorer) Score(_ *plugin.Request, candidates []plugin.Candidate, scores []float64) {
-	load := func(i int) float64 {
-		return float64(candidates[i].InFlight+candidates[i].Ghosts) + candidates[i].Others
-	}
+	load := func(i int) float64 { return candidates[i].Load() }
 	least, most := load(0), load(0)
 	for i := range candidates {
 		least, most = min(least, load(i)), max(most, load(i))

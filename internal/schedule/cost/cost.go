@@ -11,7 +11,11 @@
 // the owner keeps to.
 package cost
 
-import "math"
+import (
+	"math"
+
+	"github.com/headgate/headgate/plugin"
+)
 
 // Params weigh the terms of a score. They are not for users to tune: they were
 // fixed on other seeds and windows than those that docs/routing.md reports.
@@ -56,9 +60,9 @@ type Place struct {
 	Ahead     float64 // prefill before this one
 	PerToken  float64
 	Intercept float64
-	Running   float64 // requests in flight
-	Context   float64 // prompt tokens of running streams
-	Stalls    interface{ At(seconds float64) float64 }
+	Running   float64       // requests in flight
+	Context   float64       // prompt tokens of running streams
+	Stalls    plugin.Stalls // nil: no stream is known to run
 }
 
 // Terms are what a score is made of, in seconds; Total is their sum.
@@ -79,22 +83,31 @@ func (p *Params) Work(fresh, cached float64) float64 {
 	return fresh * (1 + p.Attention*(cached+fresh/2))
 }
 
-// Score is what placing the request there costs the pool.
-func (p *Params) Score(a *Ask, at *Place) (t Terms) {
-	prefill := at.PerToken * p.Work(max(a.Prompt-at.Cached, 1), at.Cached)
-	t.Ahead = at.Ahead
-	t.Own = prefill + at.Intercept
-	t.Delay = p.Delay * at.Running * prefill
-	t.Decode = p.Decode * a.Output * (2*perSequence*at.Running + perContext*(at.Context+at.Running*a.Prompt))
+// Score is what placing the request there costs the pool. It fills t, so that a
+// caller who scores many places keeps one.
+func (p *Params) Score(a *Ask, at *Place, t *Terms) {
+	fresh := a.Prompt - at.Cached
+	if fresh < 1 {
+		fresh = 1
+	}
+	prefill := at.PerToken * p.Work(fresh, at.Cached)
+	ahead, own := at.Ahead, prefill+at.Intercept
+	delay := p.Delay * at.Running * prefill
+	decode := p.Decode * a.Output * (2*perSequence*at.Running + perContext*(at.Context+at.Running*a.Prompt))
+	streams, late := 0.0, 0.0
 	if a.TPOT > 0 && at.Stalls != nil {
-		t.Streams = max(at.Stalls.At(at.Ahead+prefill)-at.Stalls.At(at.Ahead), 0)
-		t.Stall = p.Stall * t.Streams
+		if streams = at.Stalls.At(ahead+prefill) - at.Stalls.At(ahead); streams < 0 {
+			streams = 0
+		}
 	}
 	if a.TTFT > 0 {
-		t.Late = p.Late * max(a.Waited+t.Ahead+t.Own-p.Budget*a.TTFT, 0)
+		if late = p.Late * (a.Waited + ahead + own - p.Budget*a.TTFT); late < 0 {
+			late = 0
+		}
 	}
-	t.Total = t.Ahead + t.Own + t.Delay + t.Decode + t.Stall + t.Late
-	return t
+	stall := p.Stall * streams
+	t.Ahead, t.Own, t.Delay, t.Decode, t.Stall, t.Late, t.Streams = ahead, own, delay, decode, stall, late, streams
+	t.Total = ahead + own + delay + decode + stall + late
 }
 
 // Rate is an engine's time to a first output: a straight line over the work.

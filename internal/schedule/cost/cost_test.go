@@ -19,7 +19,8 @@ func TestScoreByHand(t *testing.T) {
 	}
 	a := Ask{Prompt: 2000, Output: 100, Waited: 0.2, TTFT: 1, TPOT: 0.1}
 	at := Place{Cached: 1000, Ahead: 0.4, PerToken: 1e-4, Intercept: 0.03, Running: 10, Context: 5000, Stalls: stalls}
-	got := Default.Score(&a, &at)
+	var got Terms
+	Default.Score(&a, &at, &got)
 	prefill := 1e-4 * 1000 * (1 + 2.5e-5*1500) // 0.10375
 	want := Terms{
 		Ahead:   0.4,
@@ -45,7 +46,8 @@ func TestScoreByHand(t *testing.T) {
 func TestWithoutTargetsTheirTermsAreOff(t *testing.T) {
 	stalls := &Table{}
 	stalls[1] = 3
-	got := Default.Score(&Ask{Prompt: 8000, Waited: 9}, &Place{PerToken: 1e-4, Ahead: 5, Stalls: stalls})
+	var got Terms
+	Default.Score(&Ask{Prompt: 8000, Waited: 9}, &Place{PerToken: 1e-4, Ahead: 5, Stalls: stalls}, &got)
 	if got.Stall != 0 || got.Late != 0 {
 		t.Errorf("stall %v, late %v", got.Stall, got.Late)
 	}
@@ -132,7 +134,8 @@ func BenchmarkScore(b *testing.B) {
 	a := Ask{Prompt: 2000, Output: 100, TTFT: 1, TPOT: 0.1}
 	at := Place{Cached: 1000, Ahead: 0.4, PerToken: 1e-4, Running: 10, Stalls: &table}
 	b.ReportAllocs()
+	var t Terms
 	for b.Loop() {
-		Default.Score(&a, &at)
+		Default.Score(&a, &at, &t)
 	}
 }

@@ -84,6 +84,14 @@ var cellAt = func() (at [cells + 1]float64) {
 	return at
 }()
 
+// cellPer is one over the length of each entry.
+var cellPer = func() (per [cells]float64) {
+	for b := range per {
+		per[b] = 1 / (cellAt[b+1] - cellAt[b])
+	}
+	return per
+}()
+
 // Reset empties the table.
 func (t *Table) Reset() { *t = Table{} }
 
@@ -114,23 +122,21 @@ func (t *Table) Add(now float64, s Stream, tpot, gap float64, lengths *Lengths) 
 	}
 }
 
-// At is how many streams are expected to miss their target after a stall.
+// At is how many streams are expected to miss their target after a stall. Which entry
+// it is differs from engine to engine, so that is found without branches.
 func (t *Table) At(seconds float64) float64 {
-	y := seconds * (1 / cellStep)
-	if y <= 1 {
-		return t[0] + (t[1]-t[0])*max(y, 0)
-	}
-	if seconds >= cellAt[cells] {
+	switch { // neither is common
+	case seconds <= 0:
+		return t[0]
+	case seconds >= cellAt[cells]:
 		return t[cells]
 	}
 	// Two entries per doubling: the exponent and one comparison of the mantissa.
-	raw := math.Float64bits(y)
-	b := 1 + 2*(int(raw>>52)-1023)
-	if raw&(1<<52-1) >= sqrt2Mantissa {
-		b++
-	}
-	b = min(b, cells-1)
-	return t[b] + (t[b+1]-t[b])*(seconds-cellAt[b])/(cellAt[b+1]-cellAt[b])
+	// Below the first entry both come out at zero or less.
+	raw := math.Float64bits(seconds * (1 / cellStep))
+	upper := 1 - (raw&(1<<52-1)-sqrt2Mantissa)>>63
+	b := min(max(2*(int(raw>>52)-1023)+1+int(upper), 0), cells-1)
+	return t[b] + (t[b+1]-t[b])*(seconds-cellAt[b])*cellPer[b]
 }
 
 var sqrt2Mantissa = math.Float64bits(math.Sqrt2) & (1<<52 - 1)
