@@ -15,3 +15,12 @@ type Explainer interface {
 	// Explain is one line about one candidate. It may allocate.
 	Explain(r *Request, c *Candidate) string
 }
+
+// Patient is a Scorer that counts Candidate.Ahead as time that the request would
+// wait. With such a scorer a request in a queue may wait for an endpoint that has
+// no room yet, if that costs less than another; without one the choice is among
+// endpoints with room.
+type Patient interface {
+	// Patient does nothing; having it is the statement.
+	Patient()
+}

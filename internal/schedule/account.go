@@ -56,6 +56,10 @@ type account struct {
 
 	traffic
 	scraped scraped
+
+	// Of the round under way.
+	room   room
+	passed float64 // prefill in seconds of requests that were passed over
 }
 
 // Why an endpoint cannot take a request.

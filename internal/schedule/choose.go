@@ -58,6 +58,8 @@ type seat struct {
 // decision is the scratch of one choice. It belongs to the book and is kept from
 // one choice to the next.
 type decision struct {
+	late       bool // made for a request that may wait for an endpoint
+	full       bool // one of the best standing was left out because it has no room
 	seats      []seat
 	class      rank  // of the seats
 	chosen     []int // seats to be scored
@@ -132,14 +134,19 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 	accounts := b.seats(pool)
 	believe := b.believeProbes(accounts)
 	listed := b.listed(accounts, ask.Model)
-	d.class = rank{standing: good}
+	d.class, d.full = rank{standing: good}, false
+	found := false // somebody of that class, with room or without
 	simple := len(ask.Exclude) == 0 && ask.PreferRevision == ""
 	for i, a := range accounts {
 		if simple && a.plain() {
 			switch {
-			case len(d.seats) == 0 || d.class.standing > good:
-				d.seats, d.class = d.seats[:0], rank{standing: good}
+			case !found || d.class.standing > good:
+				d.seats, d.class, found, d.full = d.seats[:0], rank{standing: good}, true, false
 			case d.class.standing < good:
+				continue
+			}
+			if b.noRoom(a, ask) {
+				d.full = true
 				continue
 			}
 			a.seat = len(d.seats)
@@ -158,15 +165,29 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 		}
 		r := a.rank(now, ask, &pool.Endpoints[i], b.elsewhere(now, a), b.rnd)
 		switch c := r.compareClass(d.class); {
-		case len(d.seats) == 0 || c < 0:
-			d.seats, d.class = d.seats[:0], r
+		case !found || c < 0:
+			d.seats, d.class, found, d.full = d.seats[:0], r, true, false
 		case c > 0:
+			continue
+		}
+		if b.noRoom(a, ask) {
+			d.full = true
 			continue
 		}
 		a.seat = len(d.seats)
 		d.seats = append(d.seats, seat{at: int32(i), load: int32(r.load)})
 	}
 	return pause
+}
+
+// noRoom reports whether an endpoint is out of a round's choice for want of room.
+// A busy one stays in it where the profile can tell what waiting for it costs.
+func (b *Book) noRoom(a *account, ask *Ask) bool {
+	if !b.decision.late || a.room == roomy {
+		return false
+	}
+	p := b.config.Profile
+	return a.room == full || p == nil || !p.patient || ask.Prompt.N <= 0
 }
 
 // candidates fills in what plugins see of the endpoints that are worth scoring.
@@ -218,6 +239,9 @@ func (b *Book) fill(c *plugin.Candidate, e *inference.Endpoint, a *account, ask 
 	c.Queued, c.Running, c.KVUsage, c.Others = plugin.Value{}, plugin.Value{}, plugin.Value{}, 0
 	c.Resident = ask.Adapter != "" && a.adapters.has(ask.Adapter, at)
 	b.fillScraped(c, d.request.Now, a)
+	if d.late {
+		c.Ahead += a.passed
+	}
 	if c.Ghosts > 0 {
 		// A quick error keeps its place as a prompt like this one would.
 		c.Ahead += float64(c.Ghosts) * max(a.rate.Seconds(float64(ask.Prompt.N)), ghostWeight)

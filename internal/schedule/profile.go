@@ -16,6 +16,7 @@ type Profile struct {
 	scorers   []weighted
 	picker    plugin.Picker
 	observers []plugin.Observer
+	patient   bool // a scorer counts what is ahead of a request
 }
 
 type named[T any] struct {
@@ -63,6 +64,8 @@ func NewProfile(known map[string]plugin.Factory, uses []Use) (*Profile, error) {
 				weight = 1
 			}
 			p.scorers, does = append(p.scorers, weighted{u.Plugin, weight, s}), true
+			_, patient := made.(plugin.Patient)
+			p.patient = p.patient || patient
 		}
 		if k, ok := made.(plugin.Picker); ok {
 			if p.picker != nil {

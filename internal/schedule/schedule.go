@@ -46,6 +46,8 @@ type Config struct {
 	// ScrapeStale is the age at which an engine's own metrics are no longer
 	// believed. 0: they never are.
 	ScrapeStale time.Duration
+
+	Limits Limits // of room, for requests that wait in a queue
 }
 
 // CostLimit is what one retry may cost. Zero fields are no limit.
@@ -64,6 +66,7 @@ type Book struct {
 
 	seated   seating
 	decision decision
+	round    Round
 	epoch    time.Time // of the traffic's seconds
 
 	index   *prefix.Index

@@ -50,6 +50,9 @@ func (s *scorer) place(at *cost.Place, r *plugin.Request, c *plugin.Candidate) {
 	}
 }
 
+// Patient: what is ahead is a term of the cost.
+func (s *scorer) Patient() {}
+
 func (s *scorer) Score(r *plugin.Request, candidates []plugin.Candidate, scores []float64) {
 	a := ask(r)
 	var at cost.Place

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"math"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/internal/schedule/cost"
+)
+
+// Limits say when an endpoint has room for one more request. The zero value
+// leaves room everywhere.
+type Limits struct {
+	// Concurrency is how many requests an endpoint may have in flight. 0: no limit.
+	Concurrency int
+	// Prefill closes an endpoint while that much prefill is pending there. 0: never.
+	Prefill time.Duration
+	// Waiting closes an endpoint while its engine says that so many requests wait
+	// in it, and some of ours may be among them. 0: never.
+	Waiting int
+}
+
+// kvFull is the share of KV memory in use from which an engine would have to
+// preempt a request to take another.
+const kvFull = 0.97
+
+// room is whether an endpoint can take one more request.
+type room uint8
+
+const (
+	roomy room = iota
+	busy       // enough prefill is pending; it can be foreseen when that is done
+	full       // at a limit of which nobody knows when it ends
+)
+
+// Round is one pass over a pool's endpoints on behalf of requests that wait
+// together. The book is locked from Begin to End, so that what has room is what
+// is chosen, and choosing is counting.
+//
+// A request may prefer an endpoint that has no room yet, because waiting for it
+// costs less than going elsewhere. It is then passed over, and those after it
+// see its work there as if it had been sent.
+type Round struct {
+	book   *Book
+	now    time.Time
+	pool   *fleet.Pool
+	load   Load
+	rooms  int
+	opens  float64 // seconds until the first busy one has room
+	choice choice
+}
+
+// Load is how busy a pool is.
+type Load struct {
+	Endpoints int           // that could be used
+	Prefill   time.Duration // pending on all of them
+	Used      float64       // mean share of them in use, by the limit on requests and by KV memory; 0 to 1
+}
+
+// Bid is where a request would go now.
+type Bid struct {
+	Endpoint inference.EndpointID // "" for none
+	Open     bool                 // it has room
+	None     bool                 // no endpoint can take the request, room or not
+	Pause    time.Duration        // with None: until one can that asked for a pause
+
+	Ahead   time.Duration // prefill that is pending there
+	Own     time.Duration // from its begin to its first output there
+	Prefill time.Duration // of it, what takes the engine's time
+	Stalled float64       // streams there that it is expected to push over their target
+	Target  time.Duration // for its first output; 0: none
+	Fresh   int           // prompt tokens to compute
+	Output  float64       // expected tokens of the answer
+}
+
+// Begin locks the book for a round.
+func (b *Book) Begin(now time.Time, pool *fleet.Pool) *Round {
+	b.mu.Lock()
+	r := &b.round
+	*r = Round{book: b, now: now, pool: pool}
+	r.survey()
+	return r
+}
+
+// End unlocks the book. The round can't be used any more.
+func (r *Round) End() { r.book.mu.Unlock() }
+
+// survey looks at what every endpoint has to do.
+func (r *Round) survey() {
+	b := r.book
+	at, rate := b.seconds(r.now), b.line.Rate(cost.Prior)
+	accounts := b.seats(r.pool)
+	believe := b.believeProbes(accounts)
+	var ask Ask
+	standby := 0
+	r.opens = math.Inf(1)
+	for i, a := range accounts {
+		a.settle(at)
+		a.settleRate(rate)
+		a.passed = 0
+		a.room = b.roomOf(r.now, a)
+		switch a.why(r.now, &ask, &r.pool.Endpoints[i], believe, false) {
+		case "":
+		case paused:
+			r.load.Endpoints++
+			r.load.Used++
+			r.opens = min(r.opens, a.heldUntil.Sub(r.now).Seconds())
+			continue
+		default:
+			continue
+		}
+		ahead := a.ahead(at)
+		r.load.Endpoints++
+		r.load.Prefill += span(ahead)
+		r.load.Used += b.used(r.now, a)
+		switch {
+		case a.room == busy:
+			r.opens = min(r.opens, ahead-b.config.Limits.Prefill.Seconds())
+		case a.room == roomy && r.now.Before(a.ejectedUntil):
+			standby++
+		case a.room == roomy:
+			r.rooms++
+		}
+	}
+	if r.load.Endpoints > 0 {
+		r.load.Used /= float64(r.load.Endpoints)
+	}
+	// An ejected endpoint has no room to speak of while others could be waited for.
+	if r.rooms == 0 && standby == r.load.Endpoints {
+		r.rooms = standby
+	}
+}
+
+// roomOf judges one endpoint. What it goes by is what this gateway sent there
+// and has not seen begin; an engine's own metrics only ever add to that, so that
+// a missing or stale scrape neither stops a pool nor floods it. An endpoint with
+// nothing in flight always has room.
+func (b *Book) roomOf(now time.Time, a *account) room {
+	limits, s := &b.config.Limits, &a.scraped
+	says := limits.Waiting > 0 && len(a.pending) > 0 && s.believed(now, b.config.ScrapeStale)
+	switch {
+	case limits.Concurrency > 0 && a.inflight >= limits.Concurrency:
+		return full
+	case a.inflight == 0:
+		return roomy
+	case says && s.Queued.Known && s.Queued.V >= float64(limits.Waiting):
+		return full
+	case says && s.KVUsage.Known && s.KVUsage.V >= kvFull:
+		return full
+	case limits.Prefill > 0 && a.ahead(b.seconds(now)) >= limits.Prefill.Seconds():
+		return busy
+	}
+	return roomy
+}
+
+// used is the share of an endpoint that is in use.
+func (b *Book) used(now time.Time, a *account) float64 {
+	used := 0.0
+	if n := b.config.Limits.Concurrency; n > 0 {
+		used = float64(a.inflight) / float64(n)
+	}
+	if kv := a.scraped.KVUsage; kv.Known && a.inflight > 0 && a.scraped.believed(now, b.config.ScrapeStale) {
+		used = max(used, kv.V)
+	}
+	return min(used, 1)
+}
+
+// Room reports whether some endpoint has room.
+func (r *Round) Room() bool { return r.rooms > 0 }
+
+// Opens is how long until a busy endpoint has room, if nothing happens before.
+// Negative: there is none.
+func (r *Round) Opens() time.Duration {
+	if math.IsInf(r.opens, 1) {
+		return -1
+	}
+	return span(max(r.opens, 0))
+}
+
+// Load is how busy the pool was when the round began.
+func (r *Round) Load() Load { return r.load }
+
+// Bid chooses an endpoint for a request, given the rest of the round. Where
+// waiting for a busy one can be better than any with room, that one is chosen.
+func (r *Round) Bid(ask *Ask) Bid {
+	b, d := r.book, &r.book.decision
+	d.late = true
+	r.choice = b.choose(r.now, r.pool, ask)
+	d.late = false
+	c := &r.choice
+	if c.endpoint == nil {
+		return Bid{None: !d.full, Pause: c.pause, Target: b.target(ask), Output: b.lengths.Mean(), Fresh: ask.Prompt.N}
+	}
+	a, at := c.account, b.seconds(r.now)
+	ahead, cached := a.ahead(at), c.candidate.Cached
+	fresh, own := ask.Prompt.N, 0.0
+	if ask.Prompt.N > 0 {
+		fresh = ask.Prompt.N - cached
+		own = a.rate.Seconds(work(ask.Prompt.N, cached))
+	}
+	prefill := max(own-a.rate.Intercept, 0)
+	bid := Bid{
+		Endpoint: c.endpoint.ID, Open: a.room == roomy,
+		Ahead: span(ahead), Own: span(own), Prefill: span(prefill), Target: b.target(ask), Fresh: max(fresh, 0), Output: b.lengths.Mean(),
+	}
+	if s := c.candidate.Stalls; s != nil && c.scored > 0 {
+		bid.Stalled = max(s.At(ahead+prefill)-s.At(ahead), 0)
+	}
+	return bid
+}
+
+func (b *Book) target(ask *Ask) time.Duration {
+	if ask.TTFT > 0 {
+		return ask.TTFT
+	}
+	return b.config.TTFT
+}
+
+// Take places the request of the last Bid, which was open, and counts it there.
+func (r *Round) Take(ask *Ask) *Reservation {
+	b, a := r.book, r.choice.account
+	if !ask.Retry {
+		b.budget.first(r.now)
+	}
+	place := b.reserve(r.now, ask, &r.choice)
+	at := b.seconds(r.now)
+	if a.room = b.roomOf(r.now, a); a.room != roomy {
+		r.rooms--
+	}
+	if a.room == busy {
+		r.opens = min(r.opens, a.ahead(at)-b.config.Limits.Prefill.Seconds())
+	}
+	return place
+}
+
+// Pass leaves the request of the last Bid waiting. For the rest of the round its
+// work counts where it would have gone.
+func (r *Round) Pass(ask *Ask) {
+	a := r.choice.account
+	if a == nil || ask.Prompt.N <= 0 {
+		return
+	}
+	a.passed += a.rate.PerToken * work(ask.Prompt.N, r.choice.candidate.Cached)
+}
+
+func span(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

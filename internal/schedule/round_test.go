@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/internal/schedule"
+	"github.com/headgate/headgate/plugin"
+	"github.com/headgate/headgate/plugins/standard"
+)
+
+func limited(t *testing.T, profile string, limits schedule.Limits) *schedule.Book {
+	t.Helper()
+	p, err := standard.Profile(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := schedule.NewBook(schedule.Config{Profile: p, Limits: limits, ScrapeStale: 5 * time.Second}, rand.New(rand.NewPCG(1, 2)))
+	for _, e := range newPool(2).Endpoints {
+		b.Admit(e.ID)
+	}
+	return b
+}
+
+// take dispatches as many requests of different prompts as go at once.
+func take(b *schedule.Book, now time.Time, pool *fleet.Pool, tokens, most int) (taken []*schedule.Reservation) {
+	round := b.Begin(now, pool)
+	defer round.End()
+	for len(taken) < most && round.Room() {
+		ask := prompt(len(taken), len(taken), tokens)
+		if !round.Bid(&ask).Open {
+			break
+		}
+		taken = append(taken, round.Take(&ask))
+	}
+	return taken
+}
+
+func perEndpoint(taken []*schedule.Reservation) map[inference.EndpointID]int {
+	n := map[inference.EndpointID]int{}
+	for _, r := range taken {
+		n[r.Endpoint.ID]++
+	}
+	return n
+}
+
+// A burst never puts more on an endpoint than it may have, and room and choice
+// are one step (FLW-4).
+func TestConcurrencyIsNeverPassed(t *testing.T) {
+	for _, profile := range []string{standard.Default, "weighted"} {
+		b, pool := limited(t, profile, schedule.Limits{Concurrency: 4}), newPool(2)
+		for range 50 {
+			taken := take(b, start, pool, 300, 100)
+			if len(taken) != 8 {
+				t.Fatalf("%s: %d of 100 went, want 8", profile, len(taken))
+			}
+			for id, n := range perEndpoint(taken) {
+				if n != 4 {
+					t.Fatalf("%s: %d on %s, want 4", profile, n, id)
+				}
+			}
+			for _, r := range taken {
+				r.Release()
+			}
+		}
+	}
+}
+
+func TestAnEndpointIsOpenUntilItsPrefillIsPending(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{Prefill: 250 * time.Millisecond}), newPool(1)
+	// 1000 tokens are 0.1 s and 30 ms for the first output: at 0.23 s it is open,
+	// at 0.33 s it is not.
+	if n := len(take(b, start, pool, 1000, 9)); n < 2 || n > 3 {
+		t.Fatalf("%d went, want 2 or 3", n)
+	}
+	round := b.Begin(start, pool)
+	if opens := round.Opens(); opens <= 0 || opens > 200*time.Millisecond {
+		t.Errorf("opens after %v", opens)
+	}
+	ask := prompt(1, 1, 1000)
+	if bid := round.Bid(&ask); bid.Open || bid.Endpoint == "" || bid.Ahead < 250*time.Millisecond {
+		t.Errorf("bid %+v", bid)
+	}
+	round.End()
+	// Time passes, and by what is known the engine has got on.
+	if n := len(take(b, start.Add(250*time.Millisecond), pool, 1000, 9)); n == 0 {
+		t.Error("it stays closed")
+	}
+}
+
+// Whoever has its prompt cached may be worth waiting for, and each that waits
+// makes it worth less.
+func TestARequestWaitsForTheEndpointThatHasItsPrompt(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{Prefill: 100 * time.Millisecond}), newPool(2)
+	long := prompt(0, 0, 20_000)
+	first := place(t, b, start, pool, long)
+	first.Accepted()
+	first.FirstOutput(start.Add(2 * time.Second))
+	now := start.Add(2 * time.Second)
+	// Its engine is busy for a while with something else.
+	ask := prompt(7, 7, 4000)
+	ask.Exclude = []inference.EndpointID{other(pool, first.Endpoint.ID)}
+	place(t, b, now, pool, ask)
+
+	round := b.Begin(now, pool)
+	defer round.End()
+	if !round.Room() {
+		t.Fatal("the other endpoint has room")
+	}
+	waited := 0
+	for i := range 20 {
+		next := prompt(0, i+1, 20_000) // three quarters of it are cached there
+		bid := round.Bid(&next)
+		if bid.Open {
+			break
+		}
+		if bid.Endpoint != first.Endpoint.ID {
+			t.Fatalf("waits for %s", bid.Endpoint)
+		}
+		waited++
+		round.Pass(&next)
+	}
+	if waited == 0 || waited == 20 {
+		t.Errorf("%d waited for it before the next went elsewhere", waited)
+	}
+}
+
+func other(pool *fleet.Pool, id inference.EndpointID) inference.EndpointID {
+	for _, e := range pool.Endpoints {
+		if e.ID != id {
+			return e.ID
+		}
+	}
+	return ""
+}
+
+func TestWhatHasRoom(t *testing.T) {
+	known := func(v float64) plugin.Value { return plugin.Value{V: v, Known: true} }
+	limits := schedule.Limits{Prefill: time.Second, Waiting: 2}
+	for name, c := range map[string]struct {
+		change func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID)
+		room   bool
+	}{
+		"nothing in flight": {func(*schedule.Book, *fleet.Pool, inference.EndpointID) {}, true},
+		"nothing in flight, whatever the engine says": {func(b *schedule.Book, _ *fleet.Pool, id inference.EndpointID) {
+			b.SetScraped(id, schedule.Scraped{At: start, Queued: known(50), KVUsage: known(1)})
+		}, true},
+		"some wait in the engine": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			place(t, b, start, pool, prompt(0, 0, 100))
+			b.SetScraped(id, schedule.Scraped{At: start, Queued: known(2)})
+		}, false},
+		"its memory is full": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			place(t, b, start, pool, prompt(0, 0, 100))
+			b.SetScraped(id, schedule.Scraped{At: start, KVUsage: known(0.99)})
+		}, false},
+		"others wait in the engine, ours have begun": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			place(t, b, start, pool, prompt(0, 0, 100)).FirstOutput(start)
+			b.SetScraped(id, schedule.Scraped{At: start, Queued: known(9)})
+		}, true},
+		"what it said is too old": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			place(t, b, start, pool, prompt(0, 0, 100))
+			b.SetScraped(id, schedule.Scraped{At: start.Add(-6 * time.Second), Queued: known(9)})
+		}, true},
+		"gone": {func(b *schedule.Book, _ *fleet.Pool, id inference.EndpointID) { b.SetHealth(id, inference.Gone) }, false},
+		"paused": {func(b *schedule.Book, _ *fleet.Pool, id inference.EndpointID) {
+			b.Report(start, schedule.Outcome{Endpoint: id, Verdict: inference.Ended, RetryAfter: 3 * time.Second})
+		}, false},
+		"ejected, and the only one": {func(b *schedule.Book, _ *fleet.Pool, id inference.EndpointID) {
+			b.Report(start, schedule.Outcome{Endpoint: id, Verdict: inference.Closed})
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, pool := limited(t, standard.Default, limits), newPool(1)
+			c.change(b, pool, pool.Endpoints[0].ID)
+			round := b.Begin(start, pool)
+			defer round.End()
+			if round.Room() != c.room {
+				t.Errorf("room %v, want %v", round.Room(), c.room)
+			}
+		})
+	}
+	t.Run("an ejected one beside a busy one has none", func(t *testing.T) {
+		b, pool := limited(t, standard.Default, schedule.Limits{Concurrency: 1}), newPool(2)
+		b.Report(start, schedule.Outcome{Endpoint: pool.Endpoints[0].ID, Verdict: inference.Closed})
+		if n := len(take(b, start, pool, 100, 9)); n != 1 {
+			t.Errorf("%d went, want 1", n)
+		}
+		round := b.Begin(start, pool)
+		defer round.End()
+		ask := prompt(0, 0, 100)
+		if bid := round.Bid(&ask); round.Room() || bid.Endpoint != "" || bid.None {
+			t.Errorf("room %v, bid %+v", round.Room(), bid)
+		}
+	})
+}
+
+func TestABidWithoutAnEndpointSaysWhy(t *testing.T) {
+	b := limited(t, standard.Default, schedule.Limits{})
+	ask := prompt(0, 0, 100)
+	round := b.Begin(start, newPool(0))
+	if bid := round.Bid(&ask); !bid.None || bid.Pause != 0 || round.Load().Endpoints != 0 {
+		t.Errorf("bid %+v, load %+v", bid, round.Load())
+	}
+	round.End()
+	pool := newPool(1)
+	b.Report(start, schedule.Outcome{Endpoint: pool.Endpoints[0].ID, Verdict: inference.Ended, RetryAfter: 3 * time.Second})
+	round = b.Begin(start.Add(time.Second), pool)
+	defer round.End()
+	if bid := round.Bid(&ask); !bid.None || bid.Pause != 2*time.Second || round.Load().Endpoints != 1 || round.Opens() != 2*time.Second {
+		t.Errorf("bid %+v, load %+v, opens %v", bid, round.Load(), round.Opens())
+	}
+}
