@@ -202,6 +202,7 @@ var nameRules = []nameRule{
 			"internal/upstream/interrupt_test.go":  "a peer that drips is the subject",
 			"internal/discovery/discovery_test.go": "is called inside bubbles, by a helper of the rig",
 			"internal/filewatch/filewatch_test.go": "is called inside bubbles, by a helper of the rig",
+			"internal/scrape/scrape_test.go":       "is called inside bubbles, by a helper of the rig",
 		},
 		why: "a sleep is too long or too short: wait for an event, or sleep inside synctest.Test",
 	},
