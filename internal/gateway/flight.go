@@ -154,7 +154,7 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 		f.cancel()
 		f.gate.Open(e.N)
 		f.try = newTry(f.ctx, f.engine, e)
-		f.noteDispatch(e.N)
+		return f.noteDispatch(e.N)
 	case attempt.Commit:
 		return f.commit(e.N)
 	case attempt.Complete:

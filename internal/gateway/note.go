@@ -136,11 +136,25 @@ func (f *flight) note(e journal.Event) {
 	_ = f.g.journal.Append(e)
 }
 
-func (f *flight) noteDispatch(n int) {
+// noteDispatch enters an attempt before anything of it is sent, and that of a
+// request with a key on disk. Else its repeat after a crash would run beside an
+// attempt that nobody knows of, and under its number.
+func (f *flight) noteDispatch(n int) attempt.Event {
+	ctx, cancel := context.WithTimeout(f.ctx, journalTime)
+	defer cancel()
 	a, _ := f.machine.Attempt(n)
-	f.note(journal.Event{
-		Kind: journal.Dispatched, Attempt: n, Endpoint: a.Endpoint, Revision: a.Revision, Fence: a.Fence, Resent: a.Resent,
-	})
+	err := f.g.journal.Dispatch(ctx, journal.Event{
+		Request: f.id, Attempt: n, Endpoint: a.Endpoint, Revision: a.Revision, Fence: a.Fence, Resent: a.Resent,
+	}, f.keyed)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(context.Cause(f.ctx), errDraining):
+		return attempt.Stopped{Err: inference.Errorf(inference.ShuttingDown, "the gateway is shutting down")}
+	case f.ctx.Err() != nil:
+		return attempt.ClientGone{}
+	}
+	return attempt.Stopped{Err: journalError(err)}
 }
 
 // noteFailure enters how an attempt ended that is not the answer.

@@ -168,6 +168,19 @@ func (j *Journal) Receive(ctx context.Context, e Event) error {
 	return nil
 }
 
+// Dispatch is called before anything of an attempt is sent. Of a request with a
+// key it returns nil only once the attempt is on disk, unless durability is
+// relaxed: whoever opens the request again after a crash must know of every
+// attempt. After an error nothing may be sent.
+func (j *Journal) Dispatch(ctx context.Context, e Event, keyed bool) error {
+	e.Kind = Dispatched
+	if keyed && j.promises(keyed) {
+		return j.Commit(ctx, e)
+	}
+	_ = j.Append(e) // counted; the request goes on
+	return nil
+}
+
 // FirstDelta is called before the first byte of an answer is written. Where the
 // record's word is a promise it returns nil only once the bit is on disk. After
 // an error nothing may be written: the bit may or may not be set.

@@ -301,11 +301,12 @@ func TestNothingIsSyncedForWhoDoesNotAsk(t *testing.T) {
 			durability Durability
 			keyed      bool
 			durable    int
-		}{{Keyed, false, 0}, {Keyed, true, 1}, {Strict, false, 2}, {Strict, true, 2}, {Relaxed, true, 0}} {
+		}{{Keyed, false, 0}, {Keyed, true, 2}, {Strict, false, 2}, {Strict, true, 3}, {Relaxed, true, 0}} {
 			s := newMoody()
 			j := open(t, s, func(cfg *Config) { cfg.Durability = c.durability })
 			before := s.durable
 			must(t, j.Receive(t.Context(), Event{Request: "r", Arrival: &Arrival{Keyed: c.keyed}}))
+			must(t, j.Dispatch(t.Context(), Event{Request: "r", Attempt: 1}, c.keyed))
 			must(t, j.FirstDelta(t.Context(), Event{Request: "r", Attempt: 1}, c.keyed))
 			must(t, j.Finish(Event{Request: "r", Outcome: inference.Completed}, false, nil))
 			must(t, j.Flush(t.Context()))
@@ -580,6 +581,25 @@ func TestNobodyWaitsBehindAFullBatch(t *testing.T) {
 		s.be(nil, false)
 		shut(t, j)
 	})
+}
+
+// TestAttemptsOfAKeyAreKnownAfterACrash: a successor finds the attempt that was
+// sent a moment before its predecessor died.
+func TestAttemptsOfAKeyAreKnownAfterACrash(t *testing.T) {
+	s := newMoody()
+	j := open(t, s)
+	_, err := j.Begin(t.Context(), claim("r", "k", "b"))
+	must(t, err)
+	must(t, j.Dispatch(t.Context(), Event{Request: "r", Attempt: 1, Endpoint: "a"}, true))
+	if r, err := s.Get(t.Context(), "r"); err != nil || len(r.Attempts) != 1 || r.Attempts[0].Endpoint != "a" {
+		t.Errorf("%v %+v", err, r)
+	}
+	s.be(errFull, false)
+	if err := j.Dispatch(t.Context(), Event{Request: "r", Attempt: 2}, true); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("an attempt that is not on disk may be sent: %v", err)
+	}
+	s.be(nil, false)
+	shut(t, j)
 }
 
 func TestKeysAreDurable(t *testing.T) {
