@@ -43,7 +43,7 @@ func newView(f *fleet, c Cell) *view {
 	v := &view{
 		f: f, c: c,
 		running: floats(), waiting: floats(), pending: make([]int, n), context: floats(), cached: make([]int, n),
-		index:  prefix.New(1 << 22),
+		index:  prefix.New(1<<22, 1),
 		queues: make([][]*flight, n), together: floats(), took: floats(), lines: make([]cost.Line, n), rates: make([]cost.Rate, n), last: floats(), pace: floats(), token1: floats(),
 		queued: floats(), kv: floats(),
 	}

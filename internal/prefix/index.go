@@ -21,7 +21,7 @@ type Slot int32
 type Index struct {
 	blocksMax int
 
-	ids    map[uint64]int32 // key to block
+	ids    table // key to block
 	blocks []block
 	free   []int32 // blocks that nobody holds
 
@@ -58,12 +58,13 @@ type entry struct{ block, newer, older int32 }
 
 // New makes an empty index. blocksMax bounds its blocks in all, however many
 // endpoints there are; at the bound an endpoint forgets of its own.
-func New(blocksMax int) *Index {
-	return &Index{blocksMax: max(blocksMax, 1), ids: map[uint64]int32{}, stride: 1, alive: make([]uint64, 1)}
+// seed is a number that clients cannot know.
+func New(blocksMax int, seed uint64) *Index {
+	return &Index{blocksMax: max(blocksMax, 1), ids: newTable(seed), stride: 1, alive: make([]uint64, 1)}
 }
 
 // Blocks is how many blocks somebody holds.
-func (x *Index) Blocks() int { return len(x.ids) }
+func (x *Index) Blocks() int { return x.ids.n }
 
 // Held is how many blocks an endpoint holds.
 func (x *Index) Held(s Slot) int { return x.slots[s].n }
@@ -139,7 +140,7 @@ func (x *Index) Learn(s Slot, keys []uint64) {
 	// The newest entry of the prompt is its head; each next one goes behind it.
 	var ahead int32
 	for _, key := range keys {
-		id, known := x.ids[key]
+		id, known := x.ids.get(key)
 		if known {
 			if e, held := x.entry(s, id); held {
 				l.unlink(e)
@@ -152,7 +153,7 @@ func (x *Index) Learn(s Slot, keys []uint64) {
 		// the cache is full of this prompt alone, which its length excludes.
 		if l.n >= l.capacity {
 			x.evict(s)
-			id, known = x.ids[key]
+			id, known = x.ids.get(key)
 		}
 		if !known {
 			if !x.makeRoom(s, ahead) {
@@ -182,7 +183,7 @@ func (x *Index) entry(s Slot, id int32) (e int32, held bool) {
 // makeRoom evicts from s until a block is free, but nothing that is as new as
 // the entry ahead. It reports whether there is room.
 func (x *Index) makeRoom(s Slot, ahead int32) bool {
-	for len(x.ids) >= x.blocksMax {
+	for x.ids.n >= x.blocksMax {
 		l := &x.slots[s]
 		if oldest := l.entries[0].newer; oldest == 0 || oldest == ahead {
 			return false
@@ -203,7 +204,7 @@ func (x *Index) create(key uint64) (id int32) {
 		x.bits = append(x.bits, make([]uint64, x.stride)...)
 	}
 	x.blocks[id] = block{key: key, owner: none}
-	x.ids[key] = id
+	x.ids.put(key, id)
 	return id
 }
 
@@ -224,7 +225,7 @@ func (x *Index) evict(s Slot) {
 	words := x.holders(id)
 	words[s/64] &^= 1 << (s % 64)
 	if !slices.ContainsFunc(words, func(w uint64) bool { return w != 0 }) {
-		delete(x.ids, b.key)
+		x.ids.remove(b.key)
 		x.free = append(x.free, id)
 	}
 }
@@ -273,9 +274,17 @@ type Match struct {
 type Lookup struct {
 	x     *Index
 	keys  []uint64
-	ids   []int32 // of keys; unseen until asked for
-	known int     // keys from here on are held by nobody
+	ids   []int32  // of keys; unseen until asked for
+	known int      // keys from here on are held by nobody
+	first []uint64 // bit s: slot s holds the first block
 	found []Match
+	depth []depth // by slot, of those that were found
+	turn  uint64  // of Reset; depths of others are of other prompts
+}
+
+type depth struct {
+	turn   uint64
+	blocks int32
 }
 
 const (
@@ -294,13 +303,28 @@ func (l *Lookup) Reset(x *Index, keys []uint64) {
 		l.ids[i] = unseen
 	}
 	l.known = l.bisect(len(keys), func(id int32) bool { return l.x.count(id) > 0 })
+	l.turn++
+	if missing := len(x.slots) - len(l.depth); missing > 0 {
+		l.depth = append(l.depth, make([]depth, missing)...)
+	}
+	l.first = l.first[:0]
+	if l.known > 0 {
+		for i, w := range x.holders(l.id(0)) {
+			l.first = append(l.first, w&x.alive[i])
+		}
+	}
+}
+
+// Holds reports whether an endpoint holds any of the prompt. Most don't.
+func (l *Lookup) Holds(s Slot) bool {
+	return int(s/64) < len(l.first) && l.first[s/64]&(1<<(s%64)) != 0
 }
 
 func (l *Lookup) id(i int) int32 {
 	id := l.ids[i]
 	if id == unseen {
 		var ok bool
-		if id, ok = l.x.ids[l.keys[i]]; !ok {
+		if id, ok = l.x.ids.get(l.keys[i]); !ok {
 			id = nobody
 		}
 		l.ids[i] = id
@@ -334,8 +358,11 @@ func (l *Lookup) bisect(n int, holds func(id int32) bool) int {
 // Matched is how many leading blocks an endpoint holds.
 func (l *Lookup) Matched(s Slot) int {
 	word, bit := int(s/64), uint64(1)<<(s%64)
-	if l.x.alive[word]&bit == 0 {
+	if !l.Holds(s) {
 		return 0
+	}
+	if d := l.depth[s]; d.turn == l.turn {
+		return int(d.blocks)
 	}
 	return l.bisect(l.known, func(id int32) bool { return l.x.bits[int(id)*l.x.stride+word]&bit != 0 })
 }
@@ -345,20 +372,22 @@ func (l *Lookup) Matched(s Slot) int {
 func (l *Lookup) Longest(n int) []Match {
 	l.found = l.found[:0]
 	var above []uint64 // holders of a longer part: found already, and among these
-	for depth := l.known; depth > 0 && len(l.found) < n; {
-		here := l.x.holders(l.id(depth - 1))
+	for at := l.known; at > 0 && len(l.found) < n; {
+		here := l.x.holders(l.id(at - 1))
 		for i, w := range here {
 			w &= l.x.alive[i]
 			if above != nil {
 				w &^= above[i]
 			}
 			for ; w != 0 && len(l.found) < n; w &= w - 1 {
-				l.found = append(l.found, Match{Slot(64*i + bits.TrailingZeros64(w)), depth})
+				s := Slot(64*i + bits.TrailingZeros64(w))
+				l.found = append(l.found, Match{s, at})
+				l.depth[s] = depth{l.turn, int32(at)}
 			}
 		}
 		above = here
 		have := len(l.found)
-		depth = l.bisect(depth-1, func(id int32) bool { return l.x.count(id) > have })
+		at = l.bisect(at-1, func(id int32) bool { return l.x.count(id) > have })
 	}
 	return l.found
 }

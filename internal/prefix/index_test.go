@@ -32,7 +32,7 @@ func matched(x *Index, s Slot, keys []uint64) int {
 }
 
 func TestHoldersOfTheLongestPrefixComeFirst(t *testing.T) {
-	x := New(1000)
+	x := New(1000, 1)
 	a, b, c := x.Join(100), x.Join(100), x.Join(100)
 	x.Learn(a, prompt(1, 1, 4, 8))
 	x.Learn(b, prompt(1, 2, 4, 12))
@@ -55,7 +55,7 @@ func TestHoldersOfTheLongestPrefixComeFirst(t *testing.T) {
 
 // SCH-7: what is evicted first is the tail of a prompt, not its head.
 func TestTailIsForgottenBeforeHead(t *testing.T) {
-	x := New(1000)
+	x := New(1000, 1)
 	s := x.Join(100)
 	long := prompt(1, 1, 0, 80)
 	x.Learn(s, long)
@@ -75,7 +75,7 @@ func TestTailIsForgottenBeforeHead(t *testing.T) {
 // SCH-5: an endpoint that leaves takes its entries with it, and one that comes
 // to its place is cold.
 func TestEndpointIsForgottenAtOnce(t *testing.T) {
-	x := New(100_000)
+	x := New(100_000, 1)
 	a, b := x.Join(20_000), x.Join(20_000)
 	for i := range uint64(1000) {
 		x.Learn(a, prompt(i, i, 0, 10))
@@ -107,7 +107,7 @@ func TestEndpointIsForgottenAtOnce(t *testing.T) {
 }
 
 func TestIndexIsBounded(t *testing.T) {
-	x := New(500)
+	x := New(500, 1)
 	var slots []Slot
 	for range 10 {
 		slots = append(slots, x.Join(1000))
@@ -152,7 +152,7 @@ func (n *naive) matched(s Slot, keys []uint64) int {
 
 func TestIndexIsTheNaiveOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		x := New(1 << 20)
+		x := New(1<<20, 1)
 		n := naive{map[Slot][]uint64{}, map[Slot]int{}}
 		var slots []Slot
 		draw := func() []uint64 {
@@ -238,7 +238,7 @@ func TestIndexIsTheNaiveOne(t *testing.T) {
 }
 
 func TestLookupAllocatesNothing(t *testing.T) {
-	x := New(10_000)
+	x := New(10_000, 1)
 	for i := range 100 {
 		x.Learn(x.Join(1000), prompt(1, uint64(i), 50, 100))
 	}
@@ -257,7 +257,7 @@ func TestLookupAllocatesNothing(t *testing.T) {
 // warm is an index of 500k blocks on that many endpoints. Every endpoint has
 // the first blocks of the prompt, ten a part of it and one all but the end.
 func warm(endpoints, blocks int) (*Index, []uint64) {
-	x := New(1 << 20)
+	x := New(1<<20, 1)
 	keys := prompt(1, 1, blocks/8, blocks)
 	per := 500_000 / endpoints
 	for i := range endpoints {
@@ -294,7 +294,7 @@ func BenchmarkLookup(b *testing.B) {
 func BenchmarkLearn(b *testing.B) {
 	for _, k := range []int{1, 128} {
 		b.Run(fmt.Sprintf("%dk", k), func(b *testing.B) {
-			x := New(1 << 20)
+			x := New(1<<20, 1)
 			s := x.Join(1 << 16)
 			b.ReportAllocs()
 			i := uint64(0)

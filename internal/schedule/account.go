@@ -36,17 +36,8 @@ func (s standing) String() string { return standingNames[s] }
 
 // account is what the book knows of one endpoint.
 type account struct {
-	seat     int // in the decision that is being made
+	at       int // in the seating
 	inflight int
-	gone     bool // left the pool; dropped at the last release
-	health   inference.Health
-	models   map[string]bool // that it lists; nil: not known
-
-	failures     int // since the last success
-	errors       int // answered errors since the last success
-	ejectedUntil time.Time
-	heldUntil    time.Time // by the engine's own Retry-After
-	recoveredAt  time.Time // first success after an ejection, zero when long ago
 
 	// ghosts are the ends of times for which quick errors still count as load.
 	// An engine that answers errors at once is always idle, and least load
@@ -60,6 +51,16 @@ type account struct {
 	// Of the round under way.
 	room   room
 	passed float64 // prefill in seconds of requests that were passed over
+
+	gone   bool // left the pool; dropped at the last release
+	health inference.Health
+	models map[string]bool // that it lists; nil: not known
+
+	failures     int // since the last success
+	errors       int // answered errors since the last success
+	ejectedUntil time.Time
+	heldUntil    time.Time // by the engine's own Retry-After
+	recoveredAt  time.Time // first success after an ejection, zero when long ago
 }
 
 // Why an endpoint cannot take a request.
@@ -71,15 +72,26 @@ const (
 	paused    = "paused"    // by its engine's own Retry-After
 )
 
-// plain reports whether nothing is to be said of the endpoint but its load. Most
-// are, and a decision among a thousand asks each.
+// plain reports whether nothing is to be said of the endpoint but its load and
+// its models. Most are.
 func (a *account) plain() bool {
-	return a.health == inference.Healthy && a.models == nil && a.failures == 0 &&
-		len(a.ghosts) == 0 && a.heldUntil.IsZero() && a.recoveredAt.IsZero()
+	return a.health == inference.Healthy && a.failures == 0 && len(a.ghosts) == 0 &&
+		a.heldUntil.IsZero() && a.recoveredAt.IsZero() && a.scraped.others == 0 && a.scraped.usual == 0
+}
+
+// past forgets what is over.
+func (a *account) past(now time.Time) {
+	if !now.Before(a.heldUntil) {
+		a.heldUntil = time.Time{}
+	}
+	if a.share(now) >= 1 {
+		a.recoveredAt = time.Time{}
+	}
+	a.load(now)
 }
 
 // why returns why the endpoint cannot take the request, "" if it can.
-func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, listed bool) string {
+func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, serves bool) string {
 	switch {
 	case ask.excludes(e.ID):
 		return excluded
@@ -87,7 +99,7 @@ func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, l
 		return gone
 	case a.health == inference.Unhealthy && believe:
 		return unhealthy
-	case listed && a.models != nil && !a.models[ask.Model]:
+	case !serves:
 		return unlisted
 	case !a.heldUntil.IsZero() && now.Before(a.heldUntil):
 		return paused

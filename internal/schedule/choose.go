@@ -28,41 +28,16 @@ const (
 	streamBurst = 2048
 )
 
-// seating is a pool's endpoints with their accounts, in order. It is made when a
-// pool is first seen and again when it changes.
-type seating struct {
-	pool     *fleet.Pool
-	accounts []*account
-}
-
-// seats returns the accounts of the pool's endpoints, in order.
-func (b *Book) seats(pool *fleet.Pool) []*account {
-	if b.seated.pool != pool || len(b.seated.accounts) != len(pool.Endpoints) {
-		b.seated.pool = pool
-		b.seated.accounts = b.seated.accounts[:0]
-		for i := range pool.Endpoints {
-			b.seated.accounts = append(b.seated.accounts, b.account(pool.Endpoints[i].ID))
-		}
-	}
-	return b.seated.accounts
-}
-
-// seat is one endpoint that could take the request. All seats of a decision are
-// of one class.
-type seat struct {
-	at   int32 // in the pool
-	load int32
-	idle bool // one of the least loaded, and so to be scored
-}
-
 // decision is the scratch of one choice. It belongs to the book and is kept from
 // one choice to the next.
 type decision struct {
-	late       bool // made for a request that may wait for an endpoint
-	full       bool // one of the best standing was left out because it has no room
-	seats      []seat
-	class      rank  // of the seats
-	chosen     []int // seats to be scored
+	late       bool    // made for a request that may wait for an endpoint
+	full       bool    // one of the best standing was left out because it has no room
+	seats      []int32 // endpoints that could take the request, by their place in the pool
+	loads      []int32 // of the seats
+	class      rank    // of the seats; all are of one
+	listed     struct{ seats, loads []int32 }
+	chosen     []int32 // seats to be scored; of the candidates that are left, after filters
 	lookup     prefix.Lookup
 	rate       cost.Rate // of the pool as a whole
 	at         float64   // now, in the book's seconds
@@ -92,81 +67,77 @@ func (b *Book) choose(now time.Time, pool *fleet.Pool, ask *Ask) (c choice) {
 		return c
 	}
 	c.pause = 0
-	var win int
+	var win int32
 	if p := b.config.Profile; p != nil && ask.Prompt.N > 0 {
 		b.candidates(now, pool, ask, p)
-		d.candidates = p.filter(&d.request, d.candidates)
-		n := len(d.candidates)
+		n := p.filter(&d.request, d.candidates, d.chosen)
+		d.candidates = d.candidates[:n]
 		d.totals, d.scores = slices.Grow(d.totals[:0], n)[:n], slices.Grow(d.scores[:0], n)[:n]
 		best := p.pick(&d.request, d.candidates, d.totals, d.scores)
 		c.candidate, c.scored = d.candidates[best], n
-		win = b.accounts[c.candidate.Endpoint.ID].seat
+		win = d.chosen[best]
 	} else {
-		win = b.leastLoad(d.seats)
+		win = b.leastLoad(d.loads)
 	}
-	s := d.seats[win]
-	c.endpoint, c.account, c.rank = &pool.Endpoints[s.at], b.seats(pool)[s.at], d.class
-	c.rank.load = int(s.load)
+	at := d.seats[win]
+	c.endpoint, c.account, c.rank = &pool.Endpoints[at], b.seated.accounts[at], d.class
+	c.rank.load = int(d.loads[win])
 	return c
 }
 
-func (b *Book) leastLoad(seats []seat) int {
+func (b *Book) leastLoad(loads []int32) int32 {
 	best, ties := 0, 1
-	for i := 1; i < len(seats); i++ {
-		switch load := seats[i].load; {
-		case load < seats[best].load:
+	for i := 1; i < len(loads); i++ {
+		switch load := loads[i]; {
+		case load < loads[best]:
 			best, ties = i, 1
-		case load == seats[best].load:
+		case load == loads[best]:
 			// Reservoir sampling: each of n equals wins with probability 1/n.
 			if ties++; b.rnd.IntN(ties) == 0 {
 				best = i
 			}
 		}
 	}
-	return best
+	return int32(best)
 }
 
 // eligible lists the endpoints of the best standing, or returns how long until
 // one that asked for a pause may be used again.
 func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.Duration) {
-	d := &b.decision
-	d.seats = d.seats[:0]
-	accounts := b.seats(pool)
-	believe := b.believeProbes(accounts)
-	listed := b.listed(accounts, ask.Model)
-	d.class, d.full = rank{standing: good}, false
-	found := false // somebody of that class, with room or without
+	d, s := &b.decision, b.seats(pool)
+	may := b.serving(ask.Model)
 	simple := len(ask.Exclude) == 0 && ask.PreferRevision == ""
-	for i, a := range accounts {
-		if simple && a.plain() {
-			switch {
-			case !found || d.class.standing > good:
-				d.seats, d.class, found, d.full = d.seats[:0], rank{standing: good}, true, false
-			case d.class.standing < good:
+	d.class, d.full = rank{standing: good}, false
+	if simple && may == nil && s.odds == 0 && !d.late {
+		d.seats, d.loads = s.everybody, s.loads
+		return 0
+	}
+	believe := b.believeProbes(s.accounts)
+	d.seats, d.loads = d.listed.seats[:0], d.listed.loads[:0]
+	found := false // somebody of the class, with room or without
+	for i, load := range s.loads {
+		a, serves := s.accounts[i], may == nil || may[i]
+		r := rank{standing: good}
+		if !simple || !serves || s.odd[i] {
+			e := &pool.Endpoints[i]
+			switch a.why(now, ask, e, believe, serves) {
+			case "":
+			case paused:
+				if wait := a.heldUntil.Sub(now); pause == 0 || wait < pause {
+					pause = wait
+				}
+				continue
+			default:
 				continue
 			}
-			if b.noRoom(a, ask) {
-				d.full = true
-				continue
-			}
-			a.seat = len(d.seats)
-			d.seats = append(d.seats, seat{at: int32(i), load: int32(a.inflight + int(b.elsewhere(now, a)+0.5))})
-			continue
+			a.past(now)
+			b.touch(a)
+			r = a.rank(now, ask, e, b.elsewhere(now, a), b.rnd)
+			load = int32(r.load)
 		}
-		switch a.why(now, ask, &pool.Endpoints[i], believe, listed) {
-		case "":
-		case paused:
-			if wait := a.heldUntil.Sub(now); pause == 0 || wait < pause {
-				pause = wait
-			}
-			continue
-		default:
-			continue
-		}
-		r := a.rank(now, ask, &pool.Endpoints[i], b.elsewhere(now, a), b.rnd)
 		switch c := r.compareClass(d.class); {
 		case !found || c < 0:
-			d.seats, d.class, found, d.full = d.seats[:0], r, true, false
+			d.seats, d.loads, d.class, found, d.full = d.seats[:0], d.loads[:0], r, true, false
 		case c > 0:
 			continue
 		}
@@ -174,9 +145,9 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 			d.full = true
 			continue
 		}
-		a.seat = len(d.seats)
-		d.seats = append(d.seats, seat{at: int32(i), load: int32(r.load)})
+		d.seats, d.loads = append(d.seats, int32(i)), append(d.loads, load)
 	}
+	d.listed.seats, d.listed.loads = d.seats, d.loads
 	return pause
 }
 
@@ -205,20 +176,20 @@ func (b *Book) candidates(now time.Time, pool *fleet.Pool, ask *Ask, p *Profile)
 	}
 	d.rate, d.at = b.line.Rate(cost.Prior), b.seconds(now)
 	d.lookup.Reset(b.index, ask.Keys)
-	accounts := b.seats(pool)
+	accounts := b.seated.accounts
 	d.chosen = d.chosen[:0]
 	// Filters look at everybody; where the pool is small, scorers do too.
 	if len(d.seats) <= scoreAll || len(p.filters) > 0 {
 		for i := range d.seats {
-			d.chosen = append(d.chosen, i)
+			d.chosen = append(d.chosen, int32(i))
 		}
 	} else {
-		b.shortlist(accounts)
+		b.shortlist()
 	}
 	n := len(d.chosen)
 	d.candidates = slices.Grow(d.candidates[:0], n)[:n]
 	for k, i := range d.chosen {
-		at := d.seats[i].at
+		at := d.seats[i]
 		b.fill(&d.candidates[k], &pool.Endpoints[at], accounts[at], ask)
 	}
 }
@@ -227,7 +198,7 @@ func (b *Book) candidates(now time.Time, pool *fleet.Pool, ask *Ask, p *Profile)
 func (b *Book) fill(c *plugin.Candidate, e *inference.Endpoint, a *account, ask *Ask) {
 	d := &b.decision
 	at := d.at
-	if len(a.pending) > 0 {
+	if at >= a.wholeDue {
 		a.settle(at)
 	}
 	a.settleRate(d.rate)
@@ -268,47 +239,64 @@ func (b *Book) mayRefresh(now float64, streams int) bool {
 
 // shortlist chooses the seats to be scored: the least loaded and the holders of
 // the longest prefixes.
-func (b *Book) shortlist(accounts []*account) {
+func (b *Book) shortlist() {
 	d := &b.decision
 	// Loads are sorted into a few steps, which is all that finding the least of
 	// them takes. Where loads are far apart a step is wider than one.
 	const steps = 64
-	least, most := d.seats[0].load, d.seats[0].load
-	for i := range d.seats {
-		least, most = min(least, d.seats[i].load), max(most, d.seats[i].load)
+	least, most := d.loads[0], d.loads[0]
+	for _, load := range d.loads {
+		least, most = min(least, load), max(most, load)
 	}
 	shift := max(bits.Len32(uint32(most-least))-bits.Len32(steps-1), 0)
-	var count [steps]int
-	for i := range d.seats {
-		count[uint32(d.seats[i].load-least)>>shift&(steps-1)]++
+	var count [steps]int32
+	for _, load := range d.loads {
+		count[uint32(load-least)>>shift&(steps-1)]++
 	}
-	last, room := 0, idlestMax // seats of the steps before last are all chosen, of last as many as there is room for
+	last, room := int32(0), int32(idlestMax) // all seats below step last are chosen, and as many on it as there is room for
 	for ; room > count[last]; last++ {
 		room -= count[last]
 	}
-	bound := least + int32(last)<<shift
-	// It begins at a random place, so that among equals it is not always the same
-	// ones.
-	begin := b.rnd.IntN(len(d.seats))
+	begin := b.rnd.IntN(len(d.seats)) // so that among equals it is not always the same ones
 	for _, part := range [2][2]int{{begin, len(d.seats)}, {0, begin}} {
 		for i := part[0]; i < part[1]; i++ {
-			switch load := d.seats[i].load; {
-			case load < bound:
-			case room > 0 && uint32(load-least)>>shift == uint32(last):
-				room--
-			default:
+			step := (d.loads[i] - least) >> shift
+			if step > last {
 				continue
 			}
-			d.seats[i].idle = true
+			if step == last {
+				if room == 0 {
+					continue
+				}
+				room--
+			}
+			d.chosen = append(d.chosen, int32(i))
+		}
+	}
+	idlest := d.chosen
+	for _, m := range d.lookup.Longest(holdersMax) {
+		i, found := b.seat(b.bySlot[m.Slot])
+		if !found {
+			continue
+		}
+		step := (d.loads[i] - least) >> shift
+		if step > last || step == last && !slices.Contains(idlest, i) {
 			d.chosen = append(d.chosen, i)
 		}
 	}
-	for _, m := range d.lookup.Longest(holdersMax) {
-		a := b.bySlot[m.Slot]
-		if a.seat < len(d.seats) && accounts[d.seats[a.seat].at] == a && !d.seats[a.seat].idle {
-			d.chosen = append(d.chosen, a.seat)
-		}
+}
+
+// seat finds an account among the seats, which are in the pool's order.
+func (b *Book) seat(a *account) (at int32, found bool) {
+	s := &b.seated
+	if a.at >= len(s.accounts) || s.accounts[a.at] != a {
+		return 0, false
 	}
+	if len(b.decision.seats) == len(s.accounts) {
+		return int32(a.at), true
+	}
+	i, found := slices.BinarySearch(b.decision.seats, int32(a.at))
+	return int32(i), found
 }
 
 // cachedOn is how many tokens of the prompt an endpoint's engine has cached, as
@@ -318,13 +306,18 @@ func (b *Book) cachedOn(a *account, ask *Ask) int {
 		return 0
 	}
 	blocks := 0
-	if a.cached {
+	if a.cached && b.decision.lookup.Holds(a.slot) {
 		blocks = b.decision.lookup.Matched(a.slot)
 	}
-	for _, r := range a.pending {
-		if !r.taken {
-			blocks = max(blocks, common(r.keys, ask.Keys))
+	if a.untaken {
+		for _, r := range a.pending {
+			if !r.taken {
+				blocks = max(blocks, common(r.keys, ask.Keys))
+			}
 		}
+	}
+	if blocks == 0 {
+		return 0
 	}
 	tokens := int(float64(ask.Prompt.N) * float64(blocks*prefix.BlockBytes) / float64(ask.PromptBytes))
 	return max(min(tokens, ask.Prompt.N-1), 0)

@@ -35,19 +35,19 @@ func (b *Book) Explain(now time.Time, pool *fleet.Pool, ask Ask) []Explanation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.choose(now, pool, &ask)
-	accounts := b.seats(pool)
-	believe, listed := b.believeProbes(accounts), b.listed(accounts, ask.Model)
+	accounts := b.seated.accounts
+	believe, may := b.believeProbes(accounts), b.serving(ask.Model)
 	list := make([]Explanation, len(accounts))
 	where := map[inference.EndpointID]*Explanation{}
 	for i, a := range accounts {
 		e := &list[i]
 		*e = Explanation{Endpoint: pool.Endpoints[i].ID, Load: a.load(now) + int(b.elsewhere(now, a)+0.5)}
-		e.Out = a.why(now, &ask, &pool.Endpoints[i], believe, listed)
+		e.Out = a.why(now, &ask, &pool.Endpoints[i], believe, may == nil || may[i])
 		where[e.Endpoint] = e
 	}
 	d, seated := &b.decision, map[inference.EndpointID]bool{}
 	for _, s := range d.seats {
-		seated[pool.Endpoints[s.at].ID] = true
+		seated[pool.Endpoints[s].ID] = true
 	}
 	if c.endpoint != nil {
 		where[c.endpoint.ID].Chosen = true

@@ -113,24 +113,27 @@ func (p *Profile) pick(r *plugin.Request, candidates []plugin.Candidate, totals,
 	return best
 }
 
-// filter drops candidates that a filter refuses, unless nobody would be left.
-func (p *Profile) filter(r *plugin.Request, candidates []plugin.Candidate) []plugin.Candidate {
+// filter drops candidates that a filter refuses, unless nobody would be left, and
+// with each what stands beside it. It returns how many are left.
+func (p *Profile) filter(r *plugin.Request, candidates []plugin.Candidate, beside []int32) int {
+	n := len(candidates)
 	for _, f := range p.filters {
 		kept := 0
-		for i := range candidates {
+		for i := range n {
 			if f.does.Filter(r, &candidates[i]) != "" {
 				continue
 			}
 			if kept < i {
-				candidates[kept] = candidates[i]
+				candidates[kept], candidates[i] = candidates[i], candidates[kept]
+				beside[kept], beside[i] = beside[i], beside[kept]
 			}
 			kept++
 		}
 		if kept > 0 {
-			candidates = candidates[:kept]
+			n = kept
 		}
 	}
-	return candidates
+	return n
 }
 
 // explain is what the scorers say of one candidate.

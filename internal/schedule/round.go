@@ -92,7 +92,7 @@ func (r *Round) End() { r.book.mu.Unlock() }
 func (r *Round) survey() {
 	b := r.book
 	at, rate := b.seconds(r.now), b.line.Rate(cost.Prior)
-	accounts := b.seats(r.pool)
+	accounts := b.seats(r.pool).accounts
 	believe := b.believeProbes(accounts)
 	var ask Ask
 	standby := 0
@@ -102,7 +102,7 @@ func (r *Round) survey() {
 		a.settleRate(rate)
 		a.passed = 0
 		a.room = b.roomOf(r.now, a)
-		switch a.why(r.now, &ask, &r.pool.Endpoints[i], believe, false) {
+		switch a.why(r.now, &ask, &r.pool.Endpoints[i], believe, true) {
 		case "":
 		case paused:
 			r.load.Endpoints++

@@ -18,6 +18,7 @@ package schedule
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -106,7 +107,7 @@ func NewBook(config Config, rnd *rand.Rand) *Book {
 		accounts: map[inference.EndpointID]*account{},
 		budget:   newBudget(config.Retry),
 		typical:  typicalAtStart,
-		index:    prefix.New(blocksMax),
+		index:    prefix.New(blocksMax, rnd.Uint64()),
 		lengths:  cost.NewLengths(),
 	}
 }
@@ -182,6 +183,7 @@ func (r *Reservation) Accepted() {
 		return
 	}
 	r.taken = true
+	a.renew()
 	r.book.learn(a, r.keys)
 }
 
@@ -236,6 +238,7 @@ func (r *Reservation) Release() {
 		a := r.book.accounts[r.Endpoint.ID]
 		a.end(r)
 		a.inflight--
+		r.book.touch(a)
 		if a.inflight == 0 && a.gone {
 			r.book.drop(r.Endpoint.ID)
 		}
@@ -265,6 +268,7 @@ func (b *Book) unlearn(a *account) {
 	for _, r := range a.pending {
 		r.keys = nil
 	}
+	a.renew()
 }
 
 // drop removes an account.
@@ -281,6 +285,7 @@ func (b *Book) Restarted(id inference.EndpointID) {
 	a := b.account(id)
 	b.unlearn(a)
 	a.scraped = scraped{asked: a.scraped.asked}
+	b.touch(a)
 }
 
 // SetCache notes how many tokens an endpoint's engine can keep cached.
@@ -320,6 +325,7 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
 	a, at := c.account, b.seconds(now)
 	a.inflight++
+	b.touch(a)
 	r := &Reservation{Endpoint: *c.endpoint, rank: c.rank, scored: c.scored, book: b}
 	r.sent, r.streams, r.prompt = at, ask.Stream, float64(ask.Prompt.N)
 	if ask.Prompt.N <= 0 {
@@ -358,18 +364,6 @@ func (b *Book) believeProbes(accounts []*account) bool {
 	return float64(healthy) >= b.config.HealthPanic*float64(len(accounts))
 }
 
-// listed reports whether some endpoint of the pool is known to serve the model.
-// Only then are those that list others left out: llama.cpp takes any name, and
-// an adapter may be loaded without being listed yet.
-func (b *Book) listed(accounts []*account, model string) bool {
-	for _, a := range accounts {
-		if a.models != nil && a.models[model] {
-			return true
-		}
-	}
-	return false
-}
-
 // SetModels notes which models an endpoint lists.
 func (b *Book) SetModels(id inference.EndpointID, models []string) {
 	set := make(map[string]bool, len(models))
@@ -378,7 +372,10 @@ func (b *Book) SetModels(id inference.EndpointID, models []string) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.account(id).models = set
+	if a := b.account(id); !maps.Equal(a.models, set) || a.models == nil {
+		a.models = set
+		clear(b.seated.serving)
+	}
 }
 
 // SetHealth notes what probes say of an endpoint.
@@ -394,6 +391,7 @@ func (b *Book) SetHealth(id inference.EndpointID, h inference.Health) {
 		}
 	}
 	a.health = h
+	b.touch(a)
 	if h == inference.Gone {
 		b.unlearn(a)
 	}
@@ -445,6 +443,7 @@ func (b *Book) Report(now time.Time, o Outcome) {
 		b.unlearn(a)
 	}
 	a.report(now, o, b.typical)
+	b.touch(a)
 }
 
 // FirstOutput notes how long a prompt took to its first output.
@@ -510,7 +509,9 @@ func (b *Book) Forget(id inference.EndpointID) {
 			b.drop(id)
 			return
 		}
-		*a = account{inflight: a.inflight, gone: true, traffic: newTraffic()}
+		*a = account{at: a.at, inflight: a.inflight, gone: true, traffic: newTraffic()}
+		b.touch(a)
+		clear(b.seated.serving)
 	}
 }
 

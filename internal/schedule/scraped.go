@@ -106,6 +106,7 @@ func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
 		r.scrapes = min(r.scrapes+1, usualOver)
 		r.usual += (r.others - r.usual) / r.scrapes
 	}
+	b.touch(a)
 	at := b.seconds(s.At)
 	if s.AdapterSlots > 0 {
 		a.adapters.slots = s.AdapterSlots

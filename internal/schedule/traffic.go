@@ -3,6 +3,7 @@
 package schedule
 
 import (
+	"math"
 	"slices"
 	"sync/atomic"
 
@@ -14,28 +15,33 @@ import (
 // it prefills, what it has yet to do, and how its streams do against their
 // target. Times are seconds since the book's epoch.
 type traffic struct {
-	line    cost.Line
-	own     cost.Rate      // of line
-	seen    int            // observations
-	rate    cost.Rate      // that is used: its own, or the pool's
-	pending []*Reservation // without a first output, in order of dispatch
-	work    float64        // sum of theirs
-	waiting float64        // sum of their prompts' fresh tokens
-	running []*Reservation // with one
-	context float64        // sum of their prompts
+	// What every decision reads comes first and stays together: where a thousand
+	// endpoints are known, each line of memory is a wait of its own.
 
-	lastFirst   float64 // when the last first output came
-	batchWork   float64 // work of the first outputs that came at that moment
-	batchTook   float64 // and how long they took; 0: nothing to observe
-	stalls      cost.Table
-	stallsAt    float64 // when the table was made
+	rate        cost.Rate                    // that is used: its own, or the pool's
+	own         cost.Rate                    // of line
+	seen        int                          // observations
+	work        float64                      // sum of pending's
+	waiting     float64                      // sum of its prompts' fresh tokens
+	context     float64                      // sum of the prompts of running
+	head        struct{ work, sent float64 } // of the oldest of pending
+	wholeDue    float64                      // when that must be done, if its answer comes whole
+	lastFirst   float64                      // when the last first output came
+	stallsAt    float64                      // when the table was made
+	pending     []*Reservation               // without a first output, in order of dispatch
+	running     []*Reservation               // with one
+	slot        prefix.Slot
+	cached      bool // slot is valid
+	untaken     bool // some of pending has keys that its engine has not taken
 	stallsKnown bool
-	gap         float64 // time per token while no prefill is pending
-	quiet       bool    // none was pending since the table was made
+	quiet       bool // none was pending since the table was made
+	stalls      cost.Table
 
-	slot     prefix.Slot
-	cached   bool // slot is valid
-	capacity int  // in blocks of the index
+	line      cost.Line
+	batchWork float64 // work of the first outputs that came at lastFirst
+	batchTook float64 // and how long they took; 0: nothing to observe
+	gap       float64 // time per token while no prefill is pending
+	capacity  int     // in blocks of the index
 
 	adapters adapters
 }
@@ -49,7 +55,7 @@ const (
 )
 
 func newTraffic() traffic {
-	return traffic{rate: cost.Prior, own: cost.Prior, lastFirst: -1, gap: gapAtStart, capacity: defaultBlocks}
+	return traffic{rate: cost.Prior, own: cost.Prior, lastFirst: -1, gap: gapAtStart, capacity: defaultBlocks, wholeDue: math.Inf(1)}
 }
 
 // ahead is the prefill in seconds that the engine has yet to do. What the oldest
@@ -59,9 +65,8 @@ func (t *traffic) ahead(now float64) float64 {
 	if len(t.pending) == 0 {
 		return 0
 	}
-	head := t.pending[0]
-	first := t.rate.Seconds(head.work)
-	done := now - max(t.lastFirst, head.sent)
+	first := t.rate.Seconds(t.head.work)
+	done := now - max(t.lastFirst, t.head.sent)
 	left := t.rate.Seconds(t.work) - min(done, 0.9*first)
 	if done > overdue*first+overdueFloor {
 		left += done
@@ -91,14 +96,31 @@ func (t *traffic) settleRate(pool cost.Rate) {
 // settle moves prompts of answers that come whole out of the way once they
 // must have been computed: nobody will tell when they were.
 func (t *traffic) settle(now float64) {
-	for len(t.pending) > 0 && !t.pending[0].streams && now >= t.pending[0].due {
+	for now >= t.wholeDue {
 		t.begin(t.pending[0], t.pending[0].due, nil)
+	}
+}
+
+// renew notes what decisions ask of pending: to look at the reservations
+// themselves, all over the memory, took a sixth of one.
+func (t *traffic) renew() {
+	t.untaken, t.wholeDue = false, math.Inf(1)
+	for _, r := range t.pending {
+		t.untaken = t.untaken || !r.taken && len(r.keys) > 0
+	}
+	if len(t.pending) > 0 {
+		oldest := t.pending[0]
+		t.head.work, t.head.sent = oldest.work, oldest.sent
+		if !oldest.streams {
+			t.wholeDue = oldest.due
+		}
 	}
 }
 
 func (t *traffic) dispatch(r *Reservation) {
 	r.due = r.sent + t.ahead(r.sent) + t.rate.Seconds(r.work)
 	t.pending = append(t.pending, r)
+	t.renew()
 	t.work += r.work
 	t.waiting += r.fresh
 	t.quiet, t.stallsKnown = false, false
@@ -136,6 +158,7 @@ func (t *traffic) unqueue(r *Reservation) bool {
 		return false
 	}
 	t.pending = slices.Delete(t.pending, at, at+1)
+	t.renew()
 	t.work -= r.work
 	t.waiting -= r.fresh
 	if len(t.pending) == 0 {

@@ -32,14 +32,14 @@ func New(o plugin.Options) (any, error) {
 // equals. Without it small differences decide: a burst of short prompts piles up
 // where the last one happened to be computed a little faster.
 func (p picker) Pick(r *plugin.Request, candidates []plugin.Candidate, scores []float64) int {
-	best := 0
-	for i, s := range scores {
-		if s > scores[best] {
-			best = i
+	best := scores[0]
+	for _, s := range scores {
+		if s > best {
+			best = s
 		}
 	}
-	margin := scores[best] - max(p.within, p.share*math.Abs(scores[best]))
-	picked, least, ties := best, math.MaxInt, 0
+	margin := best - max(p.within, p.share*math.Abs(best))
+	picked, least, ties := 0, math.MaxInt, 0
 	for i, s := range scores {
 		if s < margin {
 			continue
