@@ -5,6 +5,7 @@ package journal
 import (
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/headgate/headgate/inference"
 )
@@ -18,7 +19,7 @@ const (
 	noKind      Kind = iota
 	Received         // routed: Arrival
 	Queued           // waits for an endpoint
-	Dispatched       // an attempt goes to an engine: Endpoint, Revision, Fence, Guard, Engine, Seed, Resent
+	Dispatched       // an attempt goes to an engine: Endpoint, Revision, Fence, Guard, LeaseTTL, Engine, Seed, Resent
 	HeadersSent      // headers went out before any output
 	FirstDelta       // the answer's first bytes are about to be written: counters
 	Answered         // the whole answer is in hand, and its last bytes are about to be written
@@ -78,6 +79,7 @@ type Event struct {
 	Endpoint inference.EndpointID
 	Revision string
 	Guard    string // incarnation
+	LeaseTTL time.Duration
 	Engine   string // incarnation
 	Seed     *int64
 
@@ -110,6 +112,7 @@ type eventJSON struct {
 	Status       int                  `json:"status,omitzero"`
 	Revision     string               `json:"model_revision,omitzero"`
 	Guard        string               `json:"guard_incarnation,omitzero"`
+	LeaseTTL     time.Duration        `json:"lease_ttl_ns,omitzero"`
 	Engine       string               `json:"engine_incarnation,omitzero"`
 	Seed         *int64               `json:"seed,omitempty"`
 	Resent       bool                 `json:"resent,omitzero"`
@@ -126,7 +129,7 @@ func (e Event) MarshalJSON() ([]byte, error) {
 	j := eventJSON{
 		Seq: e.Seq, Request: e.Request, At: e.At, Kind: e.Kind.String(), Attempt: e.Attempt, Arrival: e.Arrival,
 		Endpoint: e.Endpoint, Verdict: e.Verdict.String(), Proof: e.Proof.String(), Outcome: e.Outcome.String(),
-		Code: e.Code, Revision: e.Revision, Guard: e.Guard, Engine: e.Engine, Seed: e.Seed, Resent: e.Resent,
+		Code: e.Code, Revision: e.Revision, Guard: e.Guard, LeaseTTL: e.LeaseTTL, Engine: e.Engine, Seed: e.Seed, Resent: e.Resent,
 		MarkerAdded: e.MarkerAdded, Tokens: e.Tokens, Estimated: e.Estimated, Events: e.Events,
 		PromptTokens: e.PromptTokens, CachedTokens: e.CachedTokens,
 	}
@@ -147,7 +150,7 @@ func (e *Event) UnmarshalJSON(data []byte) error {
 	}
 	*e = Event{
 		Seq: j.Seq, Request: j.Request, At: j.At, Attempt: j.Attempt, Arrival: j.Arrival, Endpoint: j.Endpoint,
-		Code: j.Code, Revision: j.Revision, Guard: j.Guard, Engine: j.Engine, Seed: j.Seed, Resent: j.Resent,
+		Code: j.Code, Revision: j.Revision, Guard: j.Guard, LeaseTTL: j.LeaseTTL, Engine: j.Engine, Seed: j.Seed, Resent: j.Resent,
 		MarkerAdded: j.MarkerAdded, Tokens: j.Tokens, Estimated: j.Estimated, Events: j.Events,
 		PromptTokens: j.PromptTokens, CachedTokens: j.CachedTokens,
 	}

@@ -101,7 +101,7 @@ func (r *Record) dispatch(e *Event) error {
 	}
 	*r.attempt(e) = Attempt{
 		Attempt: e.Attempt, State: stateDispatched, Endpoint: e.Endpoint, FenceLevel: e.Fence.String(),
-		GuardIncarnation: Text(e.Guard), EngineIncarnation: Text(e.Engine), LeaseEpoch: e.Attempt,
+		GuardIncarnation: Text(e.Guard), EngineIncarnation: Text(e.Engine), LeaseEpoch: e.Attempt, LeaseTTL: e.LeaseTTL,
 		ModelRevision: Text(e.Revision), Seed: e.Seed, Resent: e.Resent, DispatchedAt: e.At,
 	}
 	r.Phase = inference.Prefill.String()

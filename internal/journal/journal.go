@@ -78,6 +78,7 @@ type Journal struct {
 	queueMax   int
 	log        *slog.Logger
 	opened     time.Time
+	unfenced   []*Record
 
 	seq int64 // of the newest event; the writer's own
 
@@ -139,9 +140,22 @@ func Open(ctx context.Context, c Config) (*Journal, error) {
 	if closed > 0 {
 		j.log.Info("closed records of a predecessor", "records", closed)
 	}
+	err = c.Store.Update(ctx, false, func(tx Tx) error {
+		var err error
+		j.unfenced, err = tx.Unfenced(j.gateway, liveMax)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find what is to be fenced: %w", err)
+	}
 	go j.write()
 	return j, nil
 }
+
+// Unfenced are the records that were left with an attempt which a guard is still
+// to prove silent when the Journal was opened. A Fenced event is expected of
+// each.
+func (j *Journal) Unfenced() []*Record { return j.unfenced }
 
 // Generation is this gateway's, raised by every Open: it tells guards and
 // records of this process from those of its predecessors.

@@ -231,6 +231,17 @@ func (tx *memoryTx) Orphans(gateway string, generation uint64, limit int) ([]*Re
 	return orphans, nil
 }
 
+func (tx *memoryTx) Unfenced(gateway string, limit int) ([]*Record, error) {
+	var all []*Record
+	for _, id := range tx.m.rows.order {
+		r := tx.m.rows.records[id]
+		if r.Gateway == gateway && r.Unfenced() != nil && len(all) < limit {
+			all = append(all, r.Clone())
+		}
+	}
+	return all, nil
+}
+
 func (tx *memoryTx) Load(id inference.RequestID) (*Record, error) {
 	if r := tx.m.rows.records[id]; r != nil {
 		return r.Clone(), nil

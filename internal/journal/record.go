@@ -83,6 +83,7 @@ type Attempt struct {
 	GuardIncarnation  Text                 `json:"guard_incarnation"`
 	EngineIncarnation Text                 `json:"engine_incarnation"`
 	LeaseEpoch        int                  `json:"lease_epoch"`
+	LeaseTTL          time.Duration        `json:"lease_ttl_ns,omitzero"` // of each grant
 	ModelRevision     Text                 `json:"model_revision"`
 	Seed              *int64               `json:"seed"`
 	Resent            bool                 `json:"resent,omitzero"` // not charged to max_attempts
@@ -133,6 +134,15 @@ func (r *Record) last() *Attempt {
 		return nil
 	}
 	return &r.Attempts[len(r.Attempts)-1]
+}
+
+// Unfenced returns the attempt that a guard is still to prove silent, once the
+// request has its outcome; nil if there is none.
+func (r *Record) Unfenced() *Attempt {
+	if a := r.last(); r.Terminal() && a != nil && !r.silent() {
+		return a
+	}
+	return nil
 }
 
 // Clone returns a copy that shares nothing that changes.

@@ -64,6 +64,10 @@ type Tx interface {
 	// that this gateway has this generation.
 	Orphans(gateway string, generation uint64, limit int) ([]*Record, error)
 
+	// Unfenced returns records of this gateway with an attempt that Record.Unfenced
+	// tells of.
+	Unfenced(gateway string, limit int) ([]*Record, error)
+
 	// Load returns one record, or ErrNotFound.
 	Load(id inference.RequestID) (*Record, error)
 

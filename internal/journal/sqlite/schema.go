@@ -61,6 +61,9 @@ CREATE TABLE answers (
 	body       BLOB NOT NULL
 ) STRICT;
 CREATE INDEX answers_expiry ON answers (expires_at);
+`, `
+ALTER TABLE requests ADD COLUMN unfenced INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX requests_unfenced ON requests (owner) WHERE unfenced <> 0;
 `}
 
 // migrate brings the file to the newest schema, forward only, each step in a

@@ -16,7 +16,7 @@ import (
 // statements are prepared once, on the one connection that writes.
 type statements struct {
 	begin, commit, rollback                      *sql.Stmt
-	raise, lastEvent, orphans, load              *sql.Stmt
+	raise, lastEvent, orphans, unfenced, load    *sql.Stmt
 	insert, update, end                          *sql.Stmt
 	log, key, bind, rebind, extend, answer, keep *sql.Stmt
 	sweepAnswers, sweepKeys, old                 *sql.Stmt
@@ -35,14 +35,15 @@ func (s *statements) prepare(ctx context.Context, c *sql.Conn) error {
 		{&s.raise, `INSERT INTO gateways VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET generation = generation + 1 RETURNING generation`},
 		{&s.lastEvent, `SELECT coalesce(max(seq), 0) FROM events`},
 		{&s.orphans, `SELECT seq, record FROM requests WHERE outcome = '' AND (owner <> ? OR owner_generation <> ?) ORDER BY seq LIMIT ?`},
+		{&s.unfenced, `SELECT seq, record FROM requests WHERE unfenced <> 0 AND owner = ? ORDER BY seq LIMIT ?`},
 		{&s.load, `SELECT seq, record FROM requests WHERE request_id = ?`},
-		{&s.insert, `INSERT INTO requests (request_id, created_at, tenant, pool, model, outcome, owner, owner_generation, first_delta_sent, record)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq`},
+		{&s.insert, `INSERT INTO requests (request_id, created_at, tenant, pool, model, outcome, owner, owner_generation, first_delta_sent, unfenced, record)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq`},
 		// Columns of indexes are only set where they change: setting them
 		// writes the indexes again.
-		{&s.update, `UPDATE requests SET first_delta_sent = ?, record = ?
+		{&s.update, `UPDATE requests SET first_delta_sent = ?, unfenced = ?, record = ?
 			WHERE request_id = ? AND owner = ? AND owner_generation = ? AND (outcome <> '') = ?`},
-		{&s.end, `UPDATE requests SET first_delta_sent = ?, record = ?, outcome = ?, owner = ?, owner_generation = ?
+		{&s.end, `UPDATE requests SET first_delta_sent = ?, unfenced = ?, record = ?, outcome = ?, owner = ?, owner_generation = ?
 			WHERE request_id = ? AND owner = ? AND owner_generation = ? AND (outcome <> '') = ?`},
 		{&s.log, `INSERT INTO events VALUES (?, ?, ?) ON CONFLICT DO NOTHING`},
 		{&s.key, `SELECT request_id, digest, expires_at FROM keys WHERE hash = ?`},
@@ -101,6 +102,14 @@ func (t *tx) Orphans(gateway string, generation uint64, limit int) ([]*journal.R
 	return scanRecords(rows)
 }
 
+func (t *tx) Unfenced(gateway string, limit int) ([]*journal.Record, error) {
+	rows, err := t.s.unfenced.QueryContext(t.ctx, gateway, limit)
+	if err != nil {
+		return nil, err
+	}
+	return scanRecords(rows)
+}
+
 func (t *tx) Load(id inference.RequestID) (*journal.Record, error) {
 	return scanRecord(t.s.load.QueryRowContext(t.ctx, string(id)))
 }
@@ -113,17 +122,17 @@ func (t *tx) Save(r *journal.Record, was journal.Was) (bool, error) {
 	}
 	if was == (journal.Was{}) {
 		err := t.s.insert.QueryRowContext(t.ctx, string(r.RequestID), int64(r.CreatedAt), r.Tenant, r.Pool, r.Model, string(r.Outcome),
-			r.Gateway, int64(r.Generation), r.FirstDeltaSent, string(record)).Scan(&r.Seq)
+			r.Gateway, int64(r.Generation), r.FirstDeltaSent, r.Unfenced() != nil, string(record)).Scan(&r.Seq)
 		if errors.Is(err, sql.ErrNoRows) {
 			return false, nil
 		}
 		return err == nil, err
 	}
 	if was == (journal.Was{Gateway: r.Gateway, Generation: r.Generation, Terminal: r.Terminal()}) {
-		return changed(t.s.update.ExecContext(t.ctx, r.FirstDeltaSent, string(record),
+		return changed(t.s.update.ExecContext(t.ctx, r.FirstDeltaSent, r.Unfenced() != nil, string(record),
 			string(r.RequestID), was.Gateway, int64(was.Generation), was.Terminal))
 	}
-	return changed(t.s.end.ExecContext(t.ctx, r.FirstDeltaSent, string(record), string(r.Outcome), r.Gateway, int64(r.Generation),
+	return changed(t.s.end.ExecContext(t.ctx, r.FirstDeltaSent, r.Unfenced() != nil, string(record), string(r.Outcome), r.Gateway, int64(r.Generation),
 		string(r.RequestID), was.Gateway, int64(was.Generation), was.Terminal))
 }
 
