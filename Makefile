@@ -82,5 +82,7 @@ bench-routing: ## compare routing policies in the laboratory; TRACES=folder
 	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101,9102 \
 		--out bench/out/routing.json --plots bench/out/routing
 
-gen: ## write docs/config.md from internal/config
+gen: ## write docs/config.md from internal/config, and what protoc makes
 	go test ./internal/config -update
+	PATH=$$(test/deps/protobuf.sh):$$PATH; cd internal/guard/guardpb; protoc -I. --go_out=. --go_opt=paths=source_relative \
+		--go-grpc_out=. --go-grpc_opt=paths=source_relative guard.proto

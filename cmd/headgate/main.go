@@ -25,6 +25,9 @@ func main() {
 		if !errors.Is(err, errTold) {
 			fmt.Fprintln(os.Stderr, "headgate:", err)
 		}
+		if exit, ok := errors.AsType[errExit](err); ok {
+			os.Exit(exit.code)
+		}
 		os.Exit(1)
 	}
 }
@@ -39,7 +42,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServe(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newReplay(), newLab(), newVersion())
+	root.AddCommand(newServe(), newGuard(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newReplay(), newLab(), newVersion())
 	return root
 }
 
