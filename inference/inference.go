@@ -168,7 +168,12 @@ type Endpoint struct {
 	ID       EndpointID
 	URL      string // base URL, http or https, without a trailing slash
 	Revision string // model revision, "" when unknown
+	Guard    string // its guard's control port as host:port, GuardAuto, or "" for none
 }
+
+// GuardAuto says that an endpoint has a guard, which tells its control port when
+// it is asked at the endpoint's own address.
+const GuardAuto = "auto"
 
 // Limits on how long one attempt may take. A zero limit is off.
 type Timeouts struct {

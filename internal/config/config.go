@@ -224,6 +224,14 @@ type Pool struct {
 	// How an engine is chosen for a request.
 	Routing Routing `yaml:"routing"`
 
+	// Whether engines have guards, which make it provable that an attempt is over:
+	// required, every one has, and is used only through it; auto, those for which
+	// a guard is named; off, guards are not asked. See docs/failover.md.
+	Guard string `yaml:"guard"`
+
+	// What is agreed on with guards.
+	Lease Lease `yaml:"lease"`
+
 	// True when the engines run tools by themselves. Their attempts are never
 	// repeated once they may have begun.
 	ExecutesTools bool `yaml:"executes_tools"`
@@ -308,6 +316,39 @@ type Refresh struct {
 	Max Duration `yaml:"max"`
 }
 
+// Lease is how long a guard may let an attempt publish without word from this
+// gateway, and how the two reach each other.
+type Lease struct {
+	// How long a lease is. An engine that can't be reached is given up for certain
+	// after so long; streams are cut when the control stream is away for as long.
+	// A duration from 200ms to 1m, and no longer than the guards' --lease-max.
+	TTL Duration `yaml:"ttl"`
+
+	// Between two heartbeats of a guard, with which leases are renewed. A duration
+	// of at least 20ms, and at most a third of ttl.
+	Heartbeat Duration `yaml:"heartbeat"`
+
+	// File with the token that guards are shown. A relative path starts at the
+	// configuration file's folder. Default: none is shown.
+	TokenFile File `yaml:"token_file"`
+
+	// TLS of the control streams.
+	TLS LeaseTLS `yaml:"tls"`
+}
+
+// LeaseTLS names the files for TLS to guards' control ports.
+type LeaseTLS struct {
+	// PEM file with the CA of the guards' certificates. Default: the streams are
+	// not encrypted. A relative path starts at the configuration file's folder.
+	CA File `yaml:"ca"`
+
+	// PEM file with the certificate that guards are shown. Default: none.
+	Cert File `yaml:"cert"`
+
+	// PEM file with its private key.
+	Key File `yaml:"key"`
+}
+
 // Routing is how an engine is chosen among those that can take a request.
 type Routing struct {
 	// cost takes the engine where the request costs the pool least time; it goes
@@ -327,6 +368,13 @@ type Routing struct {
 	// high. A duration of at least 5ms; 0s is no target.
 	TPOT Duration `yaml:"tpot"`
 }
+
+// Words of a pool's guard.
+const (
+	GuardRequired = "required"
+	GuardAuto     = "auto"
+	GuardOff      = "off"
+)
 
 // Profiles of Routing.
 const (
@@ -375,6 +423,11 @@ type Endpoint struct {
 
 	// The model revision that this engine serves. Default: the pool's.
 	ModelRevision string `yaml:"model_revision"`
+
+	// The guard beside the engine: host:port of its control port, or auto, which
+	// asks at the url, which is the guard's then. Default: there is none, unless
+	// the pool's guard is required.
+	Guard GuardAddress `yaml:"guard"`
 
 	// True when the engine is to get no new requests, whatever other sources
 	// say; those that it has go on.

@@ -61,6 +61,8 @@ func (p *Pool) setDefaults() {
 			HealthyAfter:   1,
 			PanicThreshold: 0.5,
 		},
+		Guard:      GuardAuto,
+		Lease:      Lease{TTL: Duration(10 * time.Second), Heartbeat: Duration(2 * time.Second)},
 		Routing:    Routing{Profile: ProfileCost},
 		CollectMax: 8 << 20,
 		Timeouts: Timeouts{

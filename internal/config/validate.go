@@ -5,6 +5,7 @@ package config
 import (
 	"bytes"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -240,6 +241,8 @@ func (k *checker) pool(c *Config, name string) {
 	k.discovery(path+".discovery", p.Discovery)
 	k.health(path+".health", p.Health)
 	k.routing(path+".routing", p.Routing)
+	k.oneOf(path+".guard", p.Guard, GuardRequired, GuardAuto, GuardOff)
+	k.lease(path+".lease", p.Lease)
 	if p.Credential.BearerFile != "" {
 		if _, err := p.Credential.Bearer(); err != nil {
 			k.problem(path+".credential.bearer_file", "%v", err)
@@ -262,6 +265,63 @@ func (k *checker) pool(c *Config, name string) {
 	}
 	k.timeouts(path+".timeouts", p.Timeouts)
 	k.failover(path+".failover", p)
+}
+
+// leaseMax is what guards honour unless they are told otherwise.
+const leaseMax = Duration(time.Minute)
+
+func (k *checker) lease(path string, l Lease) {
+	k.noShorter(path+".ttl", l.TTL, Duration(200*time.Millisecond))
+	k.noShorter(path+".heartbeat", l.Heartbeat, Duration(20*time.Millisecond))
+	switch {
+	case l.TTL > leaseMax:
+		k.problem(path+".ttl", "%s is more than %s", l.TTL, leaseMax)
+	case l.Heartbeat > l.TTL/3:
+		k.problem(path+".heartbeat", "%s is more than a third of ttl (%s): one that is lost would end leases", l.Heartbeat, l.TTL)
+	}
+	if _, err := l.Token(); err != nil {
+		k.problem(path+".token_file", "%v", err)
+	}
+	if l.TLS.CA == "" && l.TLS.Cert != "" {
+		k.problem(path+".tls", "has a cert and no ca: without it nothing is encrypted")
+	} else if _, err := l.TLS.Config(); err != nil {
+		k.problem(path+".tls", "%v", err)
+	}
+}
+
+// Token reads the token's file. It returns an empty Secret where there is none.
+func (l Lease) Token() (Secret, error) { return readToken(l.TokenFile) }
+
+// Config reads the files. It returns nil where there are none.
+func (t LeaseTLS) Config() (*tls.Config, error) {
+	switch {
+	case (t.Cert == "") != (t.Key == ""):
+		return nil, errors.New("cert and key belong together")
+	case t.CA == "":
+		return nil, nil
+	}
+	pem, err := readFile(t.CA)
+	if err != nil {
+		return nil, err
+	}
+	c := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
+	if !c.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s has no certificate", t.CA)
+	}
+	if t.Cert == "" {
+		return c, nil
+	}
+	for _, f := range []File{t.Cert, t.Key} {
+		if _, err := readFile(f); err != nil {
+			return nil, err
+		}
+	}
+	pair, err := tls.LoadX509KeyPair(string(t.Cert), string(t.Key))
+	if err != nil {
+		return nil, fmt.Errorf("cert and key don't make a pair: %w", err)
+	}
+	c.Certificates = []tls.Certificate{pair}
+	return c, nil
 }
 
 func (k *checker) poolBody(c *Config, path string, size Size) {
@@ -657,20 +717,22 @@ func nearPool(name string, pools []string) string {
 
 // Bearer reads the credential's file. It returns an empty Secret where there is
 // none.
-func (c Credential) Bearer() (Secret, error) {
-	if c.BearerFile == "" {
+func (c Credential) Bearer() (Secret, error) { return readToken(c.BearerFile) }
+
+func readToken(name File) (Secret, error) {
+	if name == "" {
 		return Secret{}, nil
 	}
-	data, err := readFile(c.BearerFile)
+	data, err := readFile(name)
 	if err != nil {
 		return Secret{}, err
 	}
 	token := string(bytes.TrimSpace(data))
 	switch {
 	case token == "":
-		return Secret{}, fmt.Errorf("%s is empty", c.BearerFile)
+		return Secret{}, fmt.Errorf("%s is empty", name)
 	case !printable(token):
-		return Secret{}, fmt.Errorf("%s must hold one token of printable ASCII without spaces", c.BearerFile)
+		return Secret{}, fmt.Errorf("%s must hold one token of printable ASCII without spaces", name)
 	}
 	return NewSecret(token), nil
 }

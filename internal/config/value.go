@@ -130,6 +130,22 @@ func (a *Address) set(text string) error {
 	return nil
 }
 
+// GuardAddress is host:port of a guard's control port, auto, or "" for no guard.
+type GuardAddress string
+
+func (g *GuardAddress) set(text string) error {
+	if text == "" || text == GuardAuto {
+		*g = GuardAddress(text)
+		return nil
+	}
+	var a Address
+	if err := a.set(text); err != nil || strings.HasPrefix(text, ":") {
+		return fmt.Errorf("%s is not a guard: write auto, or its control port as host:port", quote(text))
+	}
+	*g = GuardAddress(a)
+	return nil
+}
+
 // Loopback reports whether only this machine can reach the address.
 func (a Address) Loopback() bool {
 	host, _, err := net.SplitHostPort(string(a))

@@ -338,6 +338,7 @@ func (p *pool) merge() []inference.Endpoint {
 	for _, f := range all {
 		if before, twice := merged[f.ID]; twice {
 			f.Revision = cmp.Or(before.Revision, f.Revision)
+			f.Guard = cmp.Or(before.Guard, f.Guard)
 			f.Draining = f.Draining || before.Draining
 		}
 		merged[f.ID] = f

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/control"
 	"github.com/headgate/headgate/internal/health"
 	"github.com/headgate/headgate/internal/upstream"
 )
@@ -22,6 +23,8 @@ var errEngineLost = errors.New("endpoint is gone")
 // and the attempts that wait there for a first output.
 type engine struct {
 	conn   *upstream.Pool
+	guard  string                  // as configured; "" for none
+	line   *control.Line           // to the guard, nil if there is none
 	listed atomic.Pointer[listing] // its models; nil until it told them
 
 	mu      sync.Mutex
@@ -99,6 +102,9 @@ func (e *engine) leaveLocked() {
 		e.stop()
 	}
 	e.conn.Close()
+	if e.line != nil {
+		e.line.Retire()
+	}
 }
 
 // retiredProbes find out soon whether an endpoint that left its pool is still

@@ -45,6 +45,7 @@ type flight struct {
 	place   *schedule.Reservation
 	engine  *engine // at the endpoint reserved
 	try     *try
+	leased  *leased // of the last attempt; nil if it needs no fence by a guard
 
 	ctx     context.Context // done when the client left or draining cut us off
 	release func()          // of ctx
@@ -54,6 +55,7 @@ type flight struct {
 	err   *inference.Error
 	ended bool // the end marker was missing and written
 
+	fenced    int // the last attempt whose fence the journal was told of
 	lastWrite time.Time
 	leaked    bool // only ever set where gateless is
 }
@@ -97,7 +99,11 @@ func (f *flight) run() {
 	defer f.end()
 	event := f.reserve(schedule.Ask{})
 	for f.machine.Phase() != inference.Terminal {
-		if event == nil {
+		switch {
+		case event != nil:
+		case f.fencing():
+			event = f.silence()
+		default:
 			event = f.next()
 		}
 		event = f.carryOut(f.step(event))
@@ -128,8 +134,18 @@ func (f *flight) end() {
 		f.g.record.Request(f.pool.name, f.model, inference.Failed, inference.Internal)
 	}
 	f.cancel()
-	f.vacate()
 	f.release()
+	if f.fencing() {
+		f.g.running.Go(f.settle)
+		return
+	}
+	f.letGo()
+}
+
+// letGo gives back what is left when nothing more is to come.
+func (f *flight) letGo() {
+	f.unlease()
+	f.vacate()
 	if late := f.gate.Counters().Late; late > 0 {
 		f.g.record.LateChunks(late)
 	}
@@ -154,7 +170,19 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 		f.cancel()
 		f.gate.Open(e.N)
 		f.try = newTry(f.ctx, f.engine, e)
-		return f.noteDispatch(e.N)
+		leased := f.grant(e.N)
+		if event := f.noteDispatch(e.N); event != nil {
+			return event
+		}
+		if !leased {
+			return attempt.Evidence{N: e.N, Kind: attempt.EndpointGone}
+		}
+	case attempt.Resend:
+		f.resend(e)
+	case attempt.Revoke:
+		f.revoke()
+	case attempt.Silent:
+		f.silent(e)
 	case attempt.Commit:
 		return f.commit(e.N)
 	case attempt.Complete:
@@ -170,6 +198,7 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 		return f.askRetry(e)
 	case attempt.Requeue:
 		f.g.record.Retry(f.pool.name, f.lastAttempt().Verdict)
+		f.unlease()
 		f.vacate()
 		return f.reserve(schedule.Ask{Exclude: e.Exclude, PreferRevision: e.PreferRevision, Retry: true})
 	case attempt.Respond:
@@ -188,7 +217,10 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 	case attempt.Finish:
 		// Whoever hears that a request ended must find nothing of it in flight.
 		f.cancel()
-		f.vacate()
+		if !e.Fencing {
+			f.unlease()
+			f.vacate()
+		}
 		f.finish(e)
 	}
 	return nil
@@ -202,7 +234,11 @@ func (f *flight) reserve(ask schedule.Ask) attempt.Event {
 		return attempt.Unplaced{Err: err}
 	}
 	f.place, f.engine = place, set.engines[place.Endpoint.ID]
-	return attempt.Placed{Endpoint: place.Endpoint.ID, Revision: place.Endpoint.Revision, Fence: inference.FenceTransport}
+	placed := attempt.Placed{Endpoint: place.Endpoint.ID, Revision: place.Endpoint.Revision}
+	if f.engine.line != nil {
+		placed.Fence = inference.FenceLease
+	}
+	return placed
 }
 
 // vacate gives the place on the endpoint back.
@@ -230,7 +266,9 @@ func (f *flight) report(e attempt.Report) {
 	f.pool.book.Report(now, schedule.Outcome{
 		Endpoint: e.Endpoint, Verdict: e.Verdict, RetryAfter: e.RetryAfter, Took: now.Sub(f.try.dispatched),
 	})
-	f.g.record.Attempt(f.pool.name, e.Verdict, f.lastAttempt().Proof)
+	if !f.fencing() { // silent tells of those, with their proof
+		f.g.record.Attempt(f.pool.name, e.Verdict, f.lastAttempt().Proof)
+	}
 }
 
 func (f *flight) askRetry(e attempt.AskRetry) attempt.Event {

@@ -29,10 +29,12 @@ import (
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/auth"
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/control"
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/dialect/anthropic"
 	"github.com/headgate/headgate/internal/dialect/openai"
 	"github.com/headgate/headgate/internal/journal"
+	"github.com/headgate/headgate/internal/lease"
 	"github.com/headgate/headgate/internal/route"
 	"github.com/headgate/headgate/internal/schedule"
 )
@@ -98,6 +100,7 @@ type Gateway struct {
 	routing func(name string) (*schedule.Profile, error)
 	state   atomic.Pointer[state]
 
+	self       lease.Gateway // as guards know it
 	journal    *journal.Journal
 	journalOwn bool // made here, closed here
 
@@ -122,6 +125,7 @@ type state struct {
 
 // New makes a Gateway and begins to probe its endpoints. End it with Drain.
 func New(c Config) (*Gateway, error) {
+	began := time.Now()
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -131,9 +135,6 @@ func New(c Config) (*Gateway, error) {
 	g := &Gateway{log: c.Log, record: c.Recorder, tracer: newTracer(c.Trace), routing: c.Routing, journal: c.Journal, journalOwn: c.Journal == nil}
 	g.cut, g.cutOff = context.WithCancel(context.Background())
 	g.state.Store(&state{})
-	if err := g.Reload(c.Config); err != nil {
-		return nil, err
-	}
 	if g.journalOwn {
 		var err error
 		g.journal, err = journal.Open(context.Background(), journal.Config{
@@ -143,6 +144,17 @@ func New(c Config) (*Gateway, error) {
 			return nil, err
 		}
 	}
+	g.self = lease.Gateway{ID: c.Config.Gateway.ID, Generation: g.journal.Generation()}
+	if g.journalOwn || c.Config.Journal.Driver == config.DriverNone {
+		g.self.Generation = uint64(began.UnixNano()) // a memory that a restart empties can't count lives
+	}
+	if err := g.Reload(c.Config); err != nil {
+		if g.journalOwn {
+			_ = g.journal.Close() // the first error says more
+		}
+		return nil, err
+	}
+	g.inherit(began)
 	return g, nil
 }
 
@@ -164,7 +176,7 @@ func (g *Gateway) Reload(c *config.Config) error {
 	}
 	old, next := g.state.Load(), &state{routes: routes, pools: map[string]*pool{}, keys: keys}
 	for _, name := range c.PoolNames() {
-		m, before := newMembers(name), chosenBy{}
+		m, before := newMembers(g, name), chosenBy{}
 		if p := old.pools[name]; p != nil {
 			m, before = p.members, p.chosenBy
 		}
@@ -261,6 +273,7 @@ func (g *Gateway) Drain(ctx context.Context) {
 type PoolStatus struct {
 	Pool      string
 	Endpoints []schedule.Status
+	Guards    map[inference.EndpointID]control.Status // of those that have one
 }
 
 // Status lists the pools, in no order.
@@ -269,7 +282,14 @@ func (g *Gateway) Status() []PoolStatus {
 	pools := g.state.Load().pools
 	list := make([]PoolStatus, 0, len(pools))
 	for name, p := range pools {
-		list = append(list, PoolStatus{Pool: name, Endpoints: p.book.Status(now, p.now.Load().fleet)})
+		set := p.now.Load()
+		status := PoolStatus{Pool: name, Endpoints: p.book.Status(now, set.fleet), Guards: map[inference.EndpointID]control.Status{}}
+		for id, e := range set.engines {
+			if e.line != nil {
+				status.Guards[id] = e.line.Status()
+			}
+		}
+		list = append(list, status)
 	}
 	return list
 }

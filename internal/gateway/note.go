@@ -143,14 +143,18 @@ func (f *flight) noteDispatch(n int) attempt.Event {
 	ctx, cancel := context.WithTimeout(f.ctx, journalTime)
 	defer cancel()
 	a, _ := f.machine.Attempt(n)
-	err := f.g.journal.Dispatch(ctx, journal.Event{
+	e := journal.Event{
 		Request: f.id, Attempt: n, Endpoint: a.Endpoint, Revision: a.Revision, Fence: a.Fence, Resent: a.Resent,
-	}, f.keyed)
+	}
+	if l := f.leased; l != nil {
+		e.Guard, e.Engine, e.LeaseTTL = l.grant.Guard.String(), l.line.Status().Engine.Incarnation, l.line.Terms().TTL
+	}
+	err := f.g.journal.Dispatch(ctx, e, f.keyed)
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(context.Cause(f.ctx), errDraining):
-		return attempt.Stopped{Err: inference.Errorf(inference.ShuttingDown, "the gateway is shutting down")}
+		return stopped()
 	case f.ctx.Err() != nil:
 		return attempt.ClientGone{}
 	}
@@ -163,6 +167,7 @@ func (f *flight) noteFailure(n int) {
 	f.note(journal.Event{Kind: journal.Fencing, Attempt: n, Verdict: a.Verdict})
 	switch a.State {
 	case attempt.Fenced:
+		f.fenced = n
 		f.note(journal.Event{Kind: journal.Fenced, Attempt: n, Verdict: a.Verdict, Proof: a.Proof})
 	case attempt.Ended:
 		f.note(journal.Event{Kind: journal.Ended, Attempt: n, Verdict: a.Verdict})

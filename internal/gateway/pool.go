@@ -69,6 +69,7 @@ func newPool(name string, c config.Pool, m *members) (*pool, error) {
 // members is what a pool keeps from one configuration to the next: its
 // endpoints, the connections to them and what the book knows of them.
 type members struct {
+	g    *Gateway
 	book *schedule.Book
 	now  atomic.Pointer[endpoints]
 
@@ -88,11 +89,13 @@ type reach struct {
 	connect       time.Duration
 	health        health.Config
 	authorization string // what engines are sent; "" for none
+	guarding
 }
 
 func newReach(c config.Pool) reach {
 	r := reach{
-		connect: time.Duration(c.Timeouts.Connect),
+		guarding: newGuarding(c),
+		connect:  time.Duration(c.Timeouts.Connect),
 		health: health.Config{
 			Path:           c.Health.Path,
 			Interval:       time.Duration(c.Health.Interval),
@@ -110,8 +113,8 @@ func newReach(c config.Pool) reach {
 	return r
 }
 
-func newMembers(name string) *members {
-	m := &members{book: schedule.NewBook(schedule.Config{}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))}
+func newMembers(g *Gateway, name string) *members {
+	m := &members{g: g, book: schedule.NewBook(schedule.Config{}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))}
 	m.now.Store(&endpoints{fleet: &fleet.Pool{Name: name}})
 	return m
 }
@@ -165,7 +168,8 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		reach:   *how,
 	}
 	for _, e := range list {
-		if known := old.engines[e.ID]; known != nil && old.reach == *how {
+		e.Guard = how.guardOf(e)
+		if known := old.engines[e.ID]; known != nil && old.reach == *how && known.guard == e.Guard {
 			set.engines[e.ID] = known
 			continue
 		}
@@ -178,6 +182,16 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 			return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
 		}
 		set.engines[e.ID] = newEngine(conn)
+		set.engines[e.ID].guard = e.Guard
+	}
+	for id, e := range set.engines {
+		m.book.SetGuarded(id, e.guard != "")
+		if e.guard != "" && e.line == nil {
+			var err error
+			if e.line, err = m.openLine(id, e, how.guarding); err != nil {
+				return fmt.Errorf("pool %s: guard of %s: %w", set.fleet.Name, id, err)
+			}
+		}
 	}
 	m.now.Store(set)
 	for id, e := range old.engines {
@@ -226,5 +240,8 @@ func (m *members) close() {
 	for _, e := range m.now.Load().engines {
 		e.halt()
 		e.conn.Close()
+		if e.line != nil {
+			e.line.Close()
+		}
 	}
 }

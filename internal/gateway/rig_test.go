@@ -220,6 +220,7 @@ type records struct {
 	mu       sync.Mutex
 	outcomes []string
 	attempts []string
+	proofs   []string // verdict/proof of each attempt
 	ended    chan struct{}
 }
 
@@ -232,6 +233,7 @@ func (r *records) Request(_, _ string, o inference.Outcome, code inference.Code)
 func (r *records) Attempt(_ string, v inference.Verdict, p inference.Proof) {
 	r.mu.Lock()
 	r.attempts = append(r.attempts, v.String())
+	r.proofs = append(r.proofs, v.String()+"/"+p.String())
 	r.mu.Unlock()
 }
 func (r *records) FirstOutput(string, string, time.Duration) {}

@@ -15,6 +15,8 @@ import (
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/attempt"
 	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/guard"
+	"github.com/headgate/headgate/internal/lease"
 	"github.com/headgate/headgate/internal/upstream"
 )
 
@@ -119,6 +121,9 @@ func (f *flight) next() attempt.Event {
 func (f *flight) send() attempt.Event {
 	t := f.try
 	header := append(f.header[:len(f.header):len(f.header)], headerField{Name: "Headgate-Attempt", Value: strconv.Itoa(t.n)})
+	if f.leased != nil {
+		header = append(header, headerField{Name: lease.Header, Value: f.leased.grant.String()})
+	}
 	limit := f.pool.limits.Total
 	if first := f.pool.limits.FirstOutput; f.req.Stream && first > 0 && (limit == 0 || first < limit) {
 		limit = first
@@ -344,7 +349,9 @@ func (f *flight) evidence(end *upstream.End) attempt.Event {
 	case upstream.Interrupted:
 		switch cause := context.Cause(t.ctx); {
 		case errors.Is(cause, errDraining):
-			return attempt.Stopped{Err: inference.Errorf(inference.ShuttingDown, "the gateway is shutting down")}
+			return stopped()
+		case errors.Is(cause, errProved):
+			return f.proved(<-f.leased.word)
 		case errors.Is(cause, errEngineLost):
 			return attempt.Evidence{N: t.n, Kind: attempt.ProbesFail}
 		}
@@ -359,6 +366,11 @@ func (f *flight) evidence(end *upstream.End) attempt.Event {
 		kind = attempt.Unwritten // no socket to be had, say
 	}
 	return attempt.Evidence{N: t.n, Kind: kind}
+}
+
+// stopped ends a request that a shutdown cuts off.
+func stopped() attempt.Event {
+	return attempt.Stopped{Err: inference.Errorf(inference.ShuttingDown, "the gateway is shutting down")}
 }
 
 var evidenceOf = map[upstream.Cause]attempt.Kind{
@@ -402,8 +414,14 @@ func (f *flight) refused() attempt.Event {
 		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the engine's error is too large"}
 	}
 	t.answer.segments, t.answer.length = [][]byte{t.collected}, int64(len(t.collected))
+	if f.leased != nil {
+		if kind, ok := t.guardRefused(); ok {
+			return attempt.Evidence{N: t.n, Kind: kind}
+		}
+	}
 	return attempt.Evidence{
 		N: t.n, Kind: attempt.Answer, Status: t.answer.status, Passable: true,
+		Stamped:    f.leased != nil && t.answer.header.Get(guard.OriginHeader) == guard.OriginEngine,
 		RetryAfter: retryAfter(t.res.Header.Get("Retry-After"), time.Now()),
 	}
 }

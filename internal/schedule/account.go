@@ -3,6 +3,7 @@
 package schedule
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"time"
 
@@ -56,6 +57,10 @@ type account struct {
 	health inference.Health
 	models map[string]bool // that it lists; nil: not known
 
+	revision string    // of its model, as it told; "" not known
+	guarded  bool      // attempts there need a lease
+	leasable time.Time // until when its guard can be granted one
+
 	failures     int // since the last success
 	errors       int // answered errors since the last success
 	ejectedUntil time.Time
@@ -65,17 +70,18 @@ type account struct {
 
 // Why an endpoint cannot take a request.
 const (
-	excluded  = "excluded"  // failed for this request
-	gone      = "gone"      // nothing answers at its address, so trying it would only spend an attempt
-	unhealthy = "unhealthy" // by its probes
-	unlisted  = "unlisted"  // it lists its models, and this is none of them
-	paused    = "paused"    // by its engine's own Retry-After
+	excluded  = "excluded"   // failed for this request
+	gone      = "gone"       // nothing answers at its address, so trying it would only spend an attempt
+	unhealthy = "unhealthy"  // by its probes
+	unlisted  = "unlisted"   // it lists its models, and this is none of them
+	paused    = "paused"     // by its engine's own Retry-After
+	guardLost = "guard_lost" // nothing sent there could be fenced
 )
 
 // plain reports whether nothing is to be said of the endpoint but its load and
 // its models. Most are.
 func (a *account) plain() bool {
-	return a.health == inference.Healthy && a.failures == 0 && len(a.ghosts) == 0 &&
+	return !a.guarded && a.health == inference.Healthy && a.failures == 0 && len(a.ghosts) == 0 &&
 		a.heldUntil.IsZero() && a.recoveredAt.IsZero() && a.scraped.others == 0 && a.scraped.usual == 0
 }
 
@@ -90,6 +96,11 @@ func (a *account) past(now time.Time) {
 	a.load(now)
 }
 
+// fenceable reports whether an attempt that is sent there can be proved silent as
+// its pool demands. An endpoint whose guard is not heard never passes for one
+// without a guard.
+func (a *account) fenceable(now time.Time) bool { return !a.guarded || now.Before(a.leasable) }
+
 // why returns why the endpoint cannot take the request, "" if it can.
 func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, serves bool) string {
 	switch {
@@ -97,6 +108,8 @@ func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, s
 		return excluded
 	case a.health == inference.Gone:
 		return gone
+	case !a.fenceable(now):
+		return guardLost
 	case a.health == inference.Unhealthy && believe:
 		return unhealthy
 	case !serves:
@@ -110,10 +123,13 @@ func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, s
 func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, others float64, rnd *rand.Rand) rank {
 	return rank{
 		standing: a.standing(now, ask.Retry, rnd),
-		stranger: ask.PreferRevision != "" && e.Revision != ask.PreferRevision,
+		stranger: ask.PreferRevision != "" && a.revisionOf(e) != ask.PreferRevision,
 		load:     a.load(now) + int(others+0.5),
 	}
 }
+
+// revisionOf is the model revision of the account's endpoint, "" if not known.
+func (a *account) revisionOf(e *inference.Endpoint) string { return cmp.Or(e.Revision, a.revision) }
 
 // standing places the endpoint for one choice. A retry is no occasion for a
 // trial, and a draw decides whether a ramping endpoint takes its turn.

@@ -327,6 +327,7 @@ func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
 	a.inflight++
 	b.touch(a)
 	r := &Reservation{Endpoint: *c.endpoint, rank: c.rank, scored: c.scored, book: b}
+	r.Endpoint.Revision = a.revisionOf(c.endpoint)
 	r.sent, r.streams, r.prompt = at, ask.Stream, float64(ask.Prompt.N)
 	if ask.Prompt.N <= 0 {
 		return r
@@ -394,6 +395,37 @@ func (b *Book) SetHealth(id inference.EndpointID, h inference.Health) {
 	b.touch(a)
 	if h == inference.Gone {
 		b.unlearn(a)
+	}
+}
+
+// SetGuarded notes whether attempts at an endpoint need a lease. Until SetLeasable
+// says that its guard is heard, it takes none then.
+func (b *Book) SetGuarded(id inference.EndpointID, guarded bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.account(id)
+	a.guarded = guarded
+	b.touch(a)
+}
+
+// SetLeasable notes until when leases can be had of an endpoint's guard; the zero
+// time is not now.
+func (b *Book) SetLeasable(id inference.EndpointID, until time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	// One that left the pool is not brought back.
+	if a := b.accounts[id]; a != nil {
+		a.leasable = until
+	}
+}
+
+// SetRevision notes the model revision that an endpoint tells by itself. What was
+// configured goes first.
+func (b *Book) SetRevision(id inference.EndpointID, revision string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a := b.accounts[id]; a != nil {
+		a.revision = revision
 	}
 }
 
@@ -521,6 +553,11 @@ type Status struct {
 	InFlight int
 	Ejected  bool // failed lately and not tried again yet
 	Health   inference.Health
+	Revision string // of its model, "" if not known
+
+	// Fenceable: an attempt there can be proved silent as the pool demands. It is
+	// false where a guard is not heard, and then the endpoint takes no requests.
+	Fenceable bool
 }
 
 // Status lists the pool's endpoints.
@@ -533,6 +570,7 @@ func (b *Book) Status(now time.Time, pool *fleet.Pool) []Status {
 		list = append(list, Status{
 			Endpoint: e.ID, InFlight: a.inflight,
 			Ejected: a.failures > 0 || now.Before(a.heldUntil), Health: a.health,
+			Revision: a.revisionOf(&e), Fenceable: a.fenceable(now),
 		})
 	}
 	return list

@@ -456,3 +456,52 @@ func BenchmarkReserve(b *testing.B) {
 		})
 	}
 }
+
+// An endpoint whose guard is not heard takes nothing, and never passes for one
+// that has none: nothing sent there could be fenced.
+func TestUnheardGuardIsNoCandidate(t *testing.T) {
+	b, pool := newBookOf(Config{}, 2)
+	first, second := pool.Endpoints[0].ID, pool.Endpoints[1].ID
+	b.SetGuarded(first, true)
+	only := func(now time.Time, want inference.EndpointID) {
+		t.Helper()
+		for range 20 {
+			r := reserve(t, b, now, pool, Ask{})
+			if r.Endpoint.ID != want {
+				t.Fatalf("chose %s", r.Endpoint.ID)
+			}
+			r.Release()
+		}
+	}
+	only(start, second)
+	b.SetGuarded(second, true)
+	if _, err := b.Reserve(start, pool, Ask{}); err == nil || err.Code != inference.NoEndpoints {
+		t.Errorf("got %v", err)
+	}
+	b.SetLeasable(first, start.Add(time.Second))
+	only(start, first)
+	if _, err := b.Reserve(start.Add(time.Second), pool, Ask{}); err == nil {
+		t.Error("chosen after the last heartbeat was too old")
+	}
+	if s := b.Status(start, pool); !s[0].Fenceable || s[1].Fenceable {
+		t.Errorf("status %+v", s)
+	}
+	b.SetLeasable("http://elsewhere:1", start) // has left: nothing to note
+	b.SetGuarded(second, false)
+	only(start.Add(time.Minute), second)
+}
+
+// What an endpoint tells of its revision counts where none was configured.
+func TestToldRevision(t *testing.T) {
+	b, pool := newBookOf(Config{}, 2)
+	pool.Endpoints[0].Revision = "configured"
+	b.SetRevision(pool.Endpoints[0].ID, "told")
+	b.SetRevision(pool.Endpoints[1].ID, "told")
+	for range 10 {
+		r := reserve(t, b, start, pool, Ask{PreferRevision: "told"})
+		if r.Endpoint.ID != pool.Endpoints[1].ID || r.Endpoint.Revision != "told" {
+			t.Fatalf("chose %+v", r.Endpoint)
+		}
+		r.Release()
+	}
+}
