@@ -29,7 +29,7 @@ attempt passes once its lease is over or was revoked.
 
 After -- the guard starts the engine itself. It sees the process exit then, ends
 with it, and takes it along when it ends.`,
-		Example: `  headgate guard --engine http://127.0.0.1:8000 --listen 127.0.0.1:9000 --control 127.0.0.1:9001
+		Example: `  headgate guard --engine http://127.0.0.1:8000 --listen 127.0.0.1:8100 --control 127.0.0.1:8101
   headgate guard --engine http://127.0.0.1:8000 -- vllm serve Qwen/Qwen3-8B --port 8000`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if o.Log, err = logging.logger(); err != nil {
@@ -47,6 +47,13 @@ with it, and takes it along when it ends.`,
 					return fmt.Errorf("--token-file %s: it is empty", tokenFile)
 				}
 			}
+			if o.ID == "" {
+				host, err := os.Hostname()
+				if err != nil {
+					return fmt.Errorf("--id: %w", err)
+				}
+				o.ID = net.JoinHostPort(host, o.Engine.Port())
+			}
 			o.Command = args
 			o.Ready = func(data, control net.Addr) {
 				fmt.Fprintf(cmd.OutOrStdout(), "guard %s on %s, control on %s\n", o.ID, data, control)
@@ -58,11 +65,10 @@ with it, and takes it along when it ends.`,
 			return err
 		},
 	}
-	host, _ := os.Hostname() // "" is refused by the guard
 	cmd.Flags().StringVar(&engine, "engine", "http://127.0.0.1:8000", "base URL of the engine")
-	cmd.Flags().StringVar(&o.Listen, "listen", "127.0.0.1:9000", "address for gateways' requests")
-	cmd.Flags().StringVar(&o.ControlAt, "control", "127.0.0.1:9001", "address for gateways' control streams; other hosts than loopback need --token-file or --tls-client-ca")
-	cmd.Flags().StringVar(&o.ID, "id", host, "the guard's name, the same in all its lives")
+	cmd.Flags().StringVar(&o.Listen, "listen", "127.0.0.1:8100", "address for gateways' requests")
+	cmd.Flags().StringVar(&o.ControlAt, "control", "127.0.0.1:8101", "address for gateways' control streams; other hosts than loopback need --token-file or --tls-client-ca")
+	cmd.Flags().StringVar(&o.ID, "id", "", "the guard's name, the same in all its lives (default host name and port of the engine)")
 	cmd.Flags().BoolVar(&o.RequireLease, "require-lease", true, "refuse what could start work without a lease; GET and HEAD always pass")
 	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the token that gateways must present")
 	cmd.Flags().StringVar(&o.Cert, "tls-cert", "", "PEM file with the certificate of both ports")

@@ -85,13 +85,43 @@ type endpoint struct {
 	InFlight int                  `json:"in_flight"`
 	Ejected  bool                 `json:"ejected"`
 	Health   string               `json:"health"`
+	Revision string               `json:"model_revision,omitempty"`
+	Guard    *guardian            `json:"guard,omitempty"`
+}
+
+// guardian is an endpoint's guard as operators see it.
+type guardian struct {
+	Up          bool    `json:"up"` // heard; if not, the endpoint takes no requests
+	Incarnation string  `json:"incarnation"`
+	Alone       bool    `json:"alone"` // holds its engine's lock
+	Leases      int     `json:"leases"`
+	Age         float64 `json:"heartbeat_age_seconds"` // -1: none in this session
+	Sessions    uint64  `json:"sessions"`
+	LateWrites  int64   `json:"late_writes"`
+	Problem     string  `json:"problem,omitempty"`
+	Engine      string  `json:"engine_incarnation,omitempty"`
+}
+
+func guardOf(pool gateway.PoolStatus, id inference.EndpointID) *guardian {
+	s, ok := pool.Guards[id]
+	if !ok {
+		return nil
+	}
+	age := -1.0
+	if s.Age >= 0 {
+		age = s.Age.Seconds()
+	}
+	return &guardian{
+		Up: s.Up, Incarnation: s.Guard, Alone: s.Alone, Leases: s.Leases, Age: age, Sessions: s.Sessions,
+		LateWrites: s.LateWrites, Problem: s.Problem, Engine: s.Engine.Incarnation,
+	}
 }
 
 func (a *api) endpoints(w http.ResponseWriter, _ *http.Request) {
 	list := []endpoint{}
 	for _, pool := range a.Gateway.Status() {
 		for _, s := range pool.Endpoints {
-			list = append(list, endpoint{pool.Pool, s.Endpoint, s.InFlight, s.Ejected, s.Health.String()})
+			list = append(list, endpoint{pool.Pool, s.Endpoint, s.InFlight, s.Ejected, s.Health.String(), s.Revision, guardOf(pool, s.Endpoint)})
 		}
 	}
 	write(w, map[string]any{"endpoints": list})

@@ -53,7 +53,7 @@ func (e *engine) probe(c health.Config, header []upstream.Field, report func(inf
 		e.probes.Go(func() { run(ctx) })
 	}
 	e.probes.Go(func() {
-		health.Probe(ctx, e.conn, c, header, func(h inference.Health) {
+		health.Probe(ctx, e.conn, c, header, e.permit(), func(h inference.Health) {
 			report(h)
 			e.setLost(h == inference.Gone)
 		})

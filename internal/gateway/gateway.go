@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -233,7 +234,7 @@ func (g *Gateway) Ready() bool {
 	}
 	for _, pool := range g.Status() {
 		for _, s := range pool.Endpoints {
-			if s.Health != inference.Gone {
+			if s.Health != inference.Gone && s.Fenceable {
 				return true
 			}
 		}
@@ -274,6 +275,19 @@ type PoolStatus struct {
 	Pool      string
 	Endpoints []schedule.Status
 	Guards    map[inference.EndpointID]control.Status // of those that have one
+}
+
+// Revisions are the model revisions that the endpoints are known to serve, sorted.
+// More than one is a mixture: a repeated request may get another model.
+func (s PoolStatus) Revisions() []string {
+	var all []string
+	for _, e := range s.Endpoints {
+		if e.Revision != "" {
+			all = append(all, e.Revision)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // Status lists the pools, in no order.

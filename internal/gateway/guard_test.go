@@ -17,6 +17,8 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/guard"
+	"github.com/headgate/headgate/internal/journal"
+	"github.com/headgate/headgate/internal/journal/sqlite"
 	"github.com/headgate/headgate/internal/simengine"
 )
 
@@ -289,4 +291,71 @@ func TestGuardWantsItsToken(t *testing.T) {
 	if got := r.stream(""); got.code() != "no_endpoints" {
 		t.Errorf("got %d %s", got.status, got.body)
 	}
+}
+
+// What a process before this one left unfinished behind a guard is fenced at the
+// start, and only then opened again by its key, as the next attempt.
+func TestInheritedAttemptIsFenced(t *testing.T) {
+	r, urls := newEngines(t, 1)
+	g := startGuard(t, urls[0])
+	file := filepath.Join(t.TempDir(), "journal.db")
+	ctx := t.Context()
+	before := openJournal(t, file)
+	claim := journal.Claim{Request: "req_before", Key: "k", Digest: journal.Digest([]byte(streamBody)), Arrival: &journal.Arrival{
+		Tenant: "anonymous", Model: "sim", TargetModel: "sim", Pool: "p", MaxAttempts: 2,
+	}}
+	if _, err := before.Begin(ctx, claim); err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Dispatch(ctx, journal.Event{
+		Request: "req_before", Attempt: 1, Endpoint: inference.EndpointID(g.url), Fence: inference.FenceLease,
+		Guard: g.describe(t, http.DefaultClient).Incarnation, LeaseTTL: time.Hour,
+	}, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Close(); err != nil { // as a crash would: without an outcome
+		t.Fatal(err)
+	}
+
+	r.journal = openJournal(t, file)
+	t.Cleanup(func() { _ = r.journal.Close() })
+	r.startYAML(fmt.Sprintf("pools: {p: {discovery: {static: [{url: %q, guard: %q}]}}}", g.url, g.control))
+	r.awaitGuards()
+	var got *journal.Record
+	r.until("the attempt is fenced", func() bool {
+		var err error
+		if got, err = r.journal.Get(ctx, "req_before"); err != nil {
+			t.Fatal(err)
+		}
+		return got.Attempts[0].State == "fenced"
+	})
+	if proof := got.Attempts[0].FenceProof; proof != "cancel_ack" {
+		t.Errorf("fenced by %s", proof)
+	}
+	again := r.post(chatPath, streamBody, "Idempotency-Key", "k")
+	if !again.whole() || again.header.Get("X-Request-Id") != "req_before" {
+		t.Errorf("got %d %v %s", again.status, again.header, again.body)
+	}
+	r.idle()
+	got, err := r.journal.Get(ctx, "req_before")
+	if err != nil || len(got.Attempts) != 2 || got.Attempts[1].LeaseEpoch != 2 || got.Outcome != "completed" {
+		t.Errorf("%v %+v", err, got)
+	}
+	// The tombstone of attempt 1 keeps its dispatch out, should it still come.
+	if d := g.describe(t, http.DefaultClient); d.InFlight != 0 {
+		t.Errorf("the guard counted %+v", d)
+	}
+}
+
+func openJournal(t *testing.T, file string) *journal.Journal {
+	t.Helper()
+	store, err := sqlite.Open(t.Context(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := journal.Open(t.Context(), journal.Config{Store: store, Gateway: "gw", KeyTTL: time.Hour, AnswerMax: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
 }

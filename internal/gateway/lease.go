@@ -21,6 +21,7 @@ import (
 	"github.com/headgate/headgate/internal/control"
 	"github.com/headgate/headgate/internal/guard"
 	"github.com/headgate/headgate/internal/guard/roster"
+	"github.com/headgate/headgate/internal/health"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/lease"
 	"github.com/headgate/headgate/internal/upstream"
@@ -75,6 +76,7 @@ func (m *members) openLine(id inference.EndpointID, e *engine, g guarding) (*con
 func (m *members) engineTold(id inference.EndpointID, of control.Engine) {
 	if of.Revision != "" {
 		m.book.SetRevision(id, of.Revision)
+		m.reportRevisions()
 	}
 }
 
@@ -101,6 +103,20 @@ func askGuard(ctx context.Context, conn *upstream.Pool, id inference.EndpointID)
 		return "", err
 	}
 	return net.JoinHostPort(host, strconv.Itoa(d.Control)), nil
+}
+
+// permit leases a health check's generation like an attempt; nil where no guard
+// wants that.
+func (e *engine) permit() health.Permit {
+	line := e.line
+	if line == nil {
+		return nil
+	}
+	return func() (header []upstream.Field, done func(), ok bool) {
+		key := lease.Key{Request: "probe_" + newRequestID(), N: 1}
+		grant, ok := line.Dispatch(key, func(control.Word) {})
+		return []upstream.Field{{Name: lease.Header, Value: grant.String()}}, func() { line.Release(key) }, ok
+	}
 }
 
 // leased is the lease of an attempt, as far as its flight has to do with it.

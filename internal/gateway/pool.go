@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,6 +75,8 @@ type members struct {
 	now  atomic.Pointer[endpoints]
 
 	setting sync.Mutex // held while now is replaced
+
+	revisions atomic.Pointer[[]string] // that were reported as a mixture; nil: none
 }
 
 // endpoints is the set of a moment. It is immutable and swapped whole.
@@ -194,6 +197,7 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		}
 	}
 	m.now.Store(set)
+	defer m.reportRevisions()
 	for id, e := range old.engines {
 		if set.engines[id] != e {
 			e.retire()
@@ -211,6 +215,20 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		}
 	}
 	return nil
+}
+
+// reportRevisions warns of endpoints that serve different models, once for each
+// mixture: a repeated request may get another model's answer.
+func (m *members) reportRevisions() {
+	set := m.now.Load()
+	mixed := PoolStatus{Endpoints: m.book.Status(time.Now(), set.fleet)}.Revisions()
+	if len(mixed) < 2 {
+		m.revisions.Store(nil)
+		return
+	}
+	if before := m.revisions.Swap(&mixed); before == nil || !slices.Equal(*before, mixed) {
+		m.g.log.Warn("endpoints of one pool serve different model revisions", "pool", set.fleet.Name, "revisions", mixed)
+	}
 }
 
 // lookAtModels keeps what an engine serves known, until ctx is done.

@@ -19,6 +19,7 @@ import (
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/gateway"
+	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/simengine"
 )
 
@@ -33,6 +34,7 @@ type rig struct {
 	addr    string
 	client  *http.Client
 	records *records
+	journal *journal.Journal // nil: the gateway's own
 }
 
 // newRig starts engines A, B, … and a gateway with one pool of them. settings
@@ -86,7 +88,7 @@ func (r *rig) startYAML(yaml string) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, yaml)
 	}
-	if r.gateway, err = gateway.New(gateway.Config{Config: c, Recorder: r.records, Routing: routing}); err != nil {
+	if r.gateway, err = gateway.New(gateway.Config{Config: c, Recorder: r.records, Routing: routing, Journal: r.journal}); err != nil {
 		t.Fatal(err)
 	}
 	if r.server, err = r.gateway.NewServer(c.Listeners[0]); err != nil {

@@ -42,10 +42,15 @@ const generateTimeout = 30 * time.Second
 // answerMax bounds what is read of a probe's answer.
 const answerMax = 1 << 20
 
+// Permit lets one generation pass what stands before an engine: header goes with
+// it, and done is called after it. Where ok is false none may be made now.
+type Permit func() (header []upstream.Field, done func(), ok bool)
+
 // Probe probes an endpoint until ctx is done. report is called with each change
-// of state, from this goroutine. header goes with each probe.
-func Probe(ctx context.Context, conn *upstream.Pool, c Config, header []upstream.Field, report func(inference.Health)) {
-	p := prober{conn: conn, config: c, header: header, generateAt: time.Now().Add(c.GenerateEvery)}
+// of state, from this goroutine. header goes with each probe. permit is asked
+// before each generation; nil permits all.
+func Probe(ctx context.Context, conn *upstream.Pool, c Config, header []upstream.Field, permit Permit, report func(inference.Health)) {
+	p := prober{conn: conn, config: c, header: header, permit: permit, generateAt: time.Now().Add(c.GenerateEvery)}
 	t := tracker{unhealthyAfter: c.UnhealthyAfter, healthyAfter: c.HealthyAfter}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -71,6 +76,7 @@ type prober struct {
 	conn       *upstream.Pool
 	config     Config
 	header     []upstream.Field
+	permit     Permit
 	generateAt time.Time
 }
 
@@ -101,9 +107,17 @@ func (p *prober) generate(ctx context.Context) inference.Health {
 	if err != nil {
 		return inference.Healthy // not reached: these values always encode
 	}
+	header := append(p.header[:len(p.header):len(p.header)], upstream.Field{Name: "Content-Type", Value: "application/json"})
+	if p.permit != nil {
+		more, done, ok := p.permit()
+		if !ok {
+			return inference.Healthy // as far as can be told
+		}
+		defer done()
+		header = append(header, more...)
+	}
 	state, _ = p.ask(ctx, generateTimeout, &upstream.Request{
-		Method: http.MethodPost, Target: "/v1/completions", Body: [][]byte{request},
-		Header: append(p.header[:len(p.header):len(p.header)], upstream.Field{Name: "Content-Type", Value: "application/json"}),
+		Method: http.MethodPost, Target: "/v1/completions", Body: [][]byte{request}, Header: header,
 	})
 	return state
 }

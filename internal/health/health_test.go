@@ -60,7 +60,7 @@ func probe(t *testing.T, e *simengine.Engine, c Config) <-chan inference.Health 
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		Probe(ctx, conn, c, nil, func(s inference.Health) { states <- s })
+		Probe(ctx, conn, c, nil, nil, func(s inference.Health) { states <- s })
 	}()
 	t.Cleanup(func() { cancel(); <-done; conn.Close() })
 	return states

@@ -88,7 +88,7 @@ func (m *Metrics) Handler() http.Handler {
 
 // Watch adds the gauges of a gateway's endpoints, read when they are scraped.
 func (m *Metrics) Watch(status func() []gateway.PoolStatus) {
-	m.registry.MustRegister(&endpoints{
+	m.registry.MustRegister(newGuards(status), &endpoints{
 		status: status,
 		inflight: prometheus.NewDesc(namespace+"_inflight_requests", "Requests at an endpoint that are not over.",
 			[]string{"pool", "endpoint"}, nil),
@@ -193,7 +193,7 @@ func (e *endpoints) Collect(ch chan<- prometheus.Metric) {
 	for _, pool := range e.status() {
 		for _, s := range pool.Endpoints {
 			available := 1.0
-			if s.Ejected || s.Health != inference.Healthy {
+			if s.Ejected || s.Health != inference.Healthy || !s.Fenceable {
 				available = 0
 			}
 			ch <- prometheus.MustNewConstMetric(e.inflight, prometheus.GaugeValue, float64(s.InFlight), pool.Pool, string(s.Endpoint))

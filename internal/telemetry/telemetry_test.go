@@ -13,6 +13,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/control"
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/schedule"
 )
@@ -65,7 +66,10 @@ func TestEndpointsAreThereFromTheFirstScrape(t *testing.T) {
 	m := New("test")
 	m.Watch(func() []gateway.PoolStatus {
 		return []gateway.PoolStatus{{Pool: "p", Endpoints: []schedule.Status{
-			{Endpoint: "http://a:1", InFlight: 3}, {Endpoint: "http://b:1", Ejected: true},
+			{Endpoint: "http://a:1", InFlight: 3, Fenceable: true}, {Endpoint: "http://b:1", Ejected: true, Fenceable: true},
+			{Endpoint: "http://c:1", Revision: "m@1"}, {Endpoint: "http://d:1", Fenceable: true, Revision: "m@2"},
+		}, Guards: map[inference.EndpointID]control.Status{
+			"http://c:1": {LateWrites: 2}, "http://d:1": {Up: true, Leases: 7},
 		}}}
 	})
 	got := scrape(t, m)
@@ -74,6 +78,12 @@ func TestEndpointsAreThereFromTheFirstScrape(t *testing.T) {
 		`headgate_inflight_requests{endpoint="http://b:1",pool="p"} 0`,
 		`headgate_endpoint_available{endpoint="http://a:1",pool="p"} 1`,
 		`headgate_endpoint_available{endpoint="http://b:1",pool="p"} 0`,
+		`headgate_endpoint_available{endpoint="http://c:1",pool="p"} 0`,
+		`headgate_guard_up{endpoint="http://c:1",pool="p"} 0`,
+		`headgate_guard_up{endpoint="http://d:1",pool="p"} 1`,
+		`headgate_guard_leases{endpoint="http://d:1",pool="p"} 7`,
+		`headgate_guard_late_writes_total{endpoint="http://c:1",pool="p"} 2`,
+		`headgate_pool_revisions{pool="p"} 2`,
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the scrape lacks %s", want)
