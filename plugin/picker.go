@@ -8,3 +8,9 @@ type Picker interface {
 	// total of candidates[i].
 	Pick(r *Request, candidates []Candidate, scores []float64) int
 }
+
+// Reasoner is a Picker that can say why it picked.
+type Reasoner interface {
+	// Reason says in a few words why candidates[picked] won. It may allocate.
+	Reason(candidates []Candidate, scores []float64, picked int) string
+}

@@ -49,12 +49,26 @@ type decision struct {
 
 // choice is what a choice came to.
 type choice struct {
-	endpoint  *inference.Endpoint
-	account   *account
-	rank      rank
-	candidate plugin.Candidate // as it was scored; zero under least load
-	scored    int              // how many were
-	pause     time.Duration    // nobody may be used for so long
+	endpoint    *inference.Endpoint
+	account     *account
+	rank        rank
+	seat        int32
+	by          *Profile         // that decided, of the chain; nil under least load
+	candidate   plugin.Candidate // as it was scored; zero under least load
+	candidateAt int              // among those that were scored
+	scored      int              // how many were
+	pause       time.Duration    // nobody may be used for so long
+}
+
+// refused is the error of a choice without an endpoint: NoEndpoints where there is
+// none to choose, or Shed where every engine asked for a pause.
+func (c *choice) refused(pool *fleet.Pool) *inference.Error {
+	if c.pause > 0 {
+		err := inference.Errorf(inference.Shed, "every engine of the pool asked for a pause")
+		err.RetryAfter = c.pause
+		return err
+	}
+	return inference.Errorf(inference.NoEndpoints, "no endpoint of pool %q can take the request", pool.Name)
 }
 
 // choose finds the best endpoint. Standing comes before everything else; an
@@ -67,21 +81,19 @@ func (b *Book) choose(now time.Time, pool *fleet.Pool, ask *Ask) (c choice) {
 		return c
 	}
 	c.pause = 0
-	var win int32
 	if p := b.config.Profile; p != nil && ask.Prompt.N > 0 {
 		b.candidates(now, pool, ask, p)
-		n := p.filter(&d.request, d.candidates, d.chosen)
-		d.candidates = d.candidates[:n]
+		by, n := p.filter(&d.request, d.candidates, d.chosen)
 		d.totals, d.scores = slices.Grow(d.totals[:0], n)[:n], slices.Grow(d.scores[:0], n)[:n]
-		best := p.pick(&d.request, d.candidates, d.totals, d.scores)
-		c.candidate, c.scored = d.candidates[best], n
-		win = d.chosen[best]
+		best := by.pick(&d.request, d.candidates[:n], d.totals, d.scores)
+		c.by, c.candidate, c.candidateAt, c.scored = by, d.candidates[best], best, n
+		c.seat = d.chosen[best]
 	} else {
-		win = b.leastLoad(d.loads)
+		c.seat = b.leastLoad(d.loads)
 	}
-	at := d.seats[win]
+	at := d.seats[c.seat]
 	c.endpoint, c.account, c.rank = &pool.Endpoints[at], b.seated.accounts[at], d.class
-	c.rank.load = int(d.loads[win])
+	c.rank.load = int(d.loads[c.seat])
 	return c
 }
 
@@ -179,7 +191,7 @@ func (b *Book) candidates(now time.Time, pool *fleet.Pool, ask *Ask, p *Profile)
 	accounts := b.seated.accounts
 	d.chosen = d.chosen[:0]
 	// Filters look at everybody; where the pool is small, scorers do too.
-	if len(d.seats) <= scoreAll || len(p.filters) > 0 {
+	if len(d.seats) <= scoreAll || p.filtering() {
 		for i := range d.seats {
 			d.chosen = append(d.chosen, int32(i))
 		}

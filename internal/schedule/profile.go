@@ -4,7 +4,6 @@ package schedule
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/headgate/headgate/plugin"
 )
@@ -17,6 +16,8 @@ type Profile struct {
 	picker    plugin.Picker
 	observers []plugin.Observer
 	patient   bool // a scorer counts what is ahead of a request
+
+	next *Profile // decides where the filters leave nobody; nil: they are disregarded then
 }
 
 type named[T any] struct {
@@ -113,9 +114,39 @@ func (p *Profile) pick(r *plugin.Request, candidates []plugin.Candidate, totals,
 	return best
 }
 
-// filter drops candidates that a filter refuses, unless nobody would be left, and
-// with each what stands beside it. It returns how many are left.
-func (p *Profile) filter(r *plugin.Request, candidates []plugin.Candidate, beside []int32) int {
+// Else is p with a fallback: where p's filters leave nobody, next decides. What
+// filters of the last profile leave nobody are disregarded.
+func (p *Profile) Else(next *Profile) *Profile {
+	chain := *p
+	chain.next, chain.patient = next, p.patient && next.patient
+	return &chain
+}
+
+// filtering reports whether some profile of the chain has filters.
+func (p *Profile) filtering() bool {
+	for ; p != nil; p = p.next {
+		if len(p.filters) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// filter puts those candidates first that no filter refuses, and moves what stands
+// beside each with it. It returns how many they are and the profile of the chain
+// that decides.
+func (p *Profile) filter(r *plugin.Request, candidates []plugin.Candidate, beside []int32) (by *Profile, n int) {
+	for ; p.next != nil; p = p.next {
+		if n := p.sift(r, candidates, beside, true); n > 0 {
+			return p, n
+		}
+	}
+	return p, p.sift(r, candidates, beside, false)
+}
+
+// sift applies the profile's own filters. If it is strict they may leave nobody;
+// otherwise one that would is disregarded.
+func (p *Profile) sift(r *plugin.Request, candidates []plugin.Candidate, beside []int32, strict bool) int {
 	n := len(candidates)
 	for _, f := range p.filters {
 		kept := 0
@@ -129,20 +160,9 @@ func (p *Profile) filter(r *plugin.Request, candidates []plugin.Candidate, besid
 			}
 			kept++
 		}
-		if kept > 0 {
+		if kept > 0 || strict {
 			n = kept
 		}
 	}
 	return n
-}
-
-// explain is what the scorers say of one candidate.
-func (p *Profile) explain(r *plugin.Request, c *plugin.Candidate) string {
-	var lines []string
-	for _, s := range p.scorers {
-		if e, ok := s.does.(plugin.Explainer); ok {
-			lines = append(lines, s.name+"("+e.Explain(r, c)+")")
-		}
-	}
-	return strings.Join(lines, " ")
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -62,7 +63,7 @@ func prompt(group, id, tokens int) schedule.Ask {
 	h.Text([]byte(strings.Repeat(fmt.Sprintf("g%06d ", group), shared/2)))
 	h.Text([]byte(strings.Repeat(fmt.Sprintf("i%06d ", id), own/2)))
 	keys, bytes := h.Keys()
-	return schedule.Ask{Model: "m", Prompt: inference.Tokens{N: tokens}, Keys: keys, PromptBytes: bytes, Stream: true}
+	return schedule.Ask{Model: "m", Prompt: inference.Tokens{N: tokens}, Keys: keys, PromptBytes: bytes, Stream: true, Explain: true}
 }
 
 func place(t *testing.T, b *schedule.Book, now time.Time, pool *fleet.Pool, ask schedule.Ask) *schedule.Reservation {
@@ -250,7 +251,7 @@ func TestNewEngineAtAnOldAddressIsCold(t *testing.T) {
 			old := 0
 			for g := range 100 {
 				now = now.Add(time.Second)
-				for _, e := range b.Explain(now, pool, prompt(g, 1, 4000)) {
+				for _, e := range b.Explain(now, pool, prompt(g, 1, 4000)).Candidates {
 					old += e.Cached
 				}
 			}
@@ -284,7 +285,7 @@ func TestRefusedPromptsAreNotLearned(t *testing.T) {
 }
 
 func cachedAt(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID, ask schedule.Ask) int {
-	for _, e := range b.Explain(start, pool, ask) {
+	for _, e := range b.Explain(start, pool, ask).Candidates {
 		if e.Endpoint == id {
 			return e.Cached
 		}
@@ -451,7 +452,8 @@ func TestExplanationNamesEveryEndpoint(t *testing.T) {
 	ask.Exclude = []inference.EndpointID{pool.Endpoints[0].ID}
 	b.SetHealth(pool.Endpoints[1].ID, inference.Gone)
 	chosen := 0
-	for i, e := range b.Explain(start, pool, ask) {
+	decision := b.Explain(start, pool, ask)
+	for i, e := range decision.Candidates {
 		switch {
 		case i == 0 && e.Out != "excluded", i == 1 && e.Out != "gone", i > 1 && e.Out != "":
 			t.Errorf("%s is out because of %q", e.Endpoint, e.Out)
@@ -462,13 +464,101 @@ func TestExplanationNamesEveryEndpoint(t *testing.T) {
 			chosen++
 		}
 	}
-	if chosen != 1 {
-		t.Errorf("%d endpoints were chosen", chosen)
+	if chosen != 1 || decision.Endpoint == "" || decision.Reason != "least loaded of 2 near the best, one of 2" {
+		t.Errorf("%d endpoints were chosen: %s, %q", chosen, decision.Endpoint, decision.Reason)
 	}
-	ask.Explain = true
-	if why := place(t, b, start, pool, ask).Why(); !strings.Contains(why, "scored=2") || !strings.Contains(why, "cost(") {
-		t.Errorf("why: %s", why)
+}
+
+// TestWhyIsTheExplanation: what a header says of a choice is what the explanation
+// says of its winner.
+func TestWhyIsTheExplanation(t *testing.T) {
+	for name, profile := range map[string]*schedule.Profile{"cost": named(t, "cost"), "weighted": named(t, "weighted"), "none": nil} {
+		b, pool := bookWith(profile), newPool(3)
+		serve(place(t, b, start, pool, prompt(1, 0, 4000)), start.Add(400*time.Millisecond))
+		place(t, b, start, pool, prompt(2, 0, 4000)).Accepted()
+		now, ask := start.Add(time.Second), prompt(1, 1, 4000)
+		var want schedule.Decision
+		compared := false
+		for range 100 { // which of several equals wins is drawn
+			want = b.Explain(now, pool, ask)
+			r := place(t, b, now, pool, ask)
+			r.Release()
+			if want.Endpoint != r.Endpoint.ID {
+				continue
+			}
+			for _, e := range want.Candidates {
+				if e.Chosen && !strings.HasPrefix(r.Why(), e.String()) || !strings.Contains(r.Why(), strconv.Quote(want.Reason)) {
+					t.Errorf("%s: the header says %s, the explanation %s because %q", name, r.Why(), e.String(), want.Reason)
+				}
+			}
+			compared = true
+			break
+		}
+		if !compared {
+			t.Errorf("%s: no choice was as explained in 100 tries: %+v", name, want)
+		}
 	}
+}
+
+func TestExplanationOfARefusal(t *testing.T) {
+	b, pool := newBook(t), newPool(2)
+	b.SetHealth(pool.Endpoints[0].ID, inference.Gone)
+	b.SetHealth(pool.Endpoints[1].ID, inference.Gone)
+	d := b.Explain(start, pool, prompt(1, 1, 2000))
+	if d.Err == nil || d.Err.Code != inference.NoEndpoints || d.Endpoint != "" || len(d.Candidates) != 2 || d.Candidates[1].Out != "gone" {
+		t.Errorf("%+v", d)
+	}
+}
+
+// A pool's filters may leave nobody; then its fallback decides, and only the last
+// one's filters are disregarded.
+func TestFallbacksDecideInOrder(t *testing.T) {
+	known := maps.Clone(standard.Plugins)
+	for n := range 4 {
+		known[fmt.Sprintf("only%d", n)] = func(plugin.Options) (any, error) { return only(n), nil }
+	}
+	profile := func(filter string) *schedule.Profile {
+		p, err := schedule.NewProfile(known, []schedule.Use{{Plugin: filter}, {Plugin: "leastload"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for _, c := range []struct {
+		filters []string
+		want    int // endpoints that are used
+		by      int // profile that decides
+	}{
+		{[]string{"only1", "only0"}, 1, 0},
+		{[]string{"only0", "only1"}, 1, 1},
+		{[]string{"only0", "only0", "only1"}, 1, 2},
+		{[]string{"only0", "only0"}, 3, 1},
+	} {
+		var chain *schedule.Profile
+		for _, name := range slices.Backward(c.filters) {
+			p := profile(name)
+			if chain != nil {
+				p = p.Else(chain)
+			}
+			chain = p
+		}
+		b, pool, got := bookWith(chain), newPool(3), map[inference.EndpointID]int{}
+		for i := range 30 {
+			got[place(t, b, start, pool, prompt(i, i, 500)).Endpoint.ID]++
+		}
+		if d := b.Explain(start, pool, prompt(1, 1, 500)); len(got) != c.want || d.Profile != c.by {
+			t.Errorf("%v: %v were used, by profile %d", c.filters, got, d.Profile)
+		}
+	}
+}
+
+func named(t *testing.T, name string) *schedule.Profile {
+	t.Helper()
+	p, err := standard.Profile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 func TestUnknownPromptsGoByLoad(t *testing.T) {
@@ -499,7 +589,7 @@ func TestFiltersThatLeaveNobodyAreDisregarded(t *testing.T) {
 		if want := []int{3, 1}[keep]; len(got) != want {
 			t.Errorf("the filter keeps %d and %v were used", keep, got)
 		}
-		for _, e := range b.Explain(start, pool, prompt(1, 1, 500)) {
+		for _, e := range b.Explain(start, pool, prompt(1, 1, 500)).Candidates {
 			if keep == 1 && !e.Chosen && e.Out != "no: not the first" {
 				t.Errorf("%s is out because of %q", e.Endpoint, e.Out)
 			}

@@ -17,7 +17,6 @@
 package schedule
 
 import (
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -136,7 +135,7 @@ type Ask struct {
 	TTFT        time.Duration // the request's own target; 0: the pool's
 	Adapter     string        // LoRA adapter, "" for none
 	Session     string
-	Explain     bool // Why is to say what the score is made of
+	Explain     bool // Why is to be asked
 }
 
 func (a *Ask) excludes(id inference.EndpointID) bool {
@@ -148,9 +147,7 @@ func (a *Ask) excludes(id inference.EndpointID) bool {
 // and nothing else depends on it.
 type Reservation struct {
 	Endpoint inference.Endpoint
-	rank     rank
-	scored   int
-	terms    string // of the profile's first explainer
+	why      string // what the choice rested on, if it was asked
 	book     *Book
 	once     sync.Once
 	cached   int // expected, in tokens
@@ -158,20 +155,9 @@ type Reservation struct {
 	progress
 }
 
-// Why says in one line what the choice rested on.
-func (r *Reservation) Why() string {
-	why := fmt.Sprintf("load=%d standing=%s", r.rank.load, r.rank.standing)
-	if r.rank.stranger {
-		why += " revision=other"
-	}
-	if r.scored > 0 {
-		why += fmt.Sprintf(" scored=%d cached=%d", r.scored, r.cached)
-	}
-	if r.terms != "" {
-		why += " " + r.terms
-	}
-	return why
-}
+// Why says in one line what the choice rested on, if Ask.Explain was set. It is
+// what Explain would have said of the winner.
+func (r *Reservation) Why() string { return r.why }
 
 // Accepted tells that the engine took the request: from now on its prompt counts
 // as cached there.
@@ -310,13 +296,8 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 		b.budget.first(now)
 	}
 	c := b.choose(now, pool, &ask)
-	switch {
-	case c.endpoint == nil && c.pause > 0:
-		err := inference.Errorf(inference.Shed, "every engine of the pool asked for a pause")
-		err.RetryAfter = c.pause
-		return nil, err
-	case c.endpoint == nil:
-		return nil, inference.Errorf(inference.NoEndpoints, "no endpoint of pool %q can take the request", pool.Name)
+	if c.endpoint == nil {
+		return nil, c.refused(pool)
 	}
 	return b.reserve(now, &ask, &c), nil
 }
@@ -324,9 +305,12 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 // reserve counts the request at the chosen endpoint.
 func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
 	a, at := c.account, b.seconds(now)
+	r := &Reservation{Endpoint: *c.endpoint, book: b}
+	if ask.Explain {
+		r.why = b.told(c)
+	}
 	a.inflight++
 	b.touch(a)
-	r := &Reservation{Endpoint: *c.endpoint, rank: c.rank, scored: c.scored, book: b}
 	r.Endpoint.Revision = a.revisionOf(c.endpoint)
 	r.sent, r.streams, r.prompt = at, ask.Stream, float64(ask.Prompt.N)
 	if ask.Prompt.N <= 0 {
@@ -339,12 +323,9 @@ func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
 	b.meanWork += (r.work - b.meanWork) / b.prompts
 	a.dispatch(r)
 	a.adapters.use(ask.Adapter, at)
-	if p := b.config.Profile; p != nil && c.scored > 0 {
-		for _, o := range p.observers {
+	if c.by != nil {
+		for _, o := range c.by.observers {
 			o.Chosen(&b.decision.request, &c.candidate)
-		}
-		if ask.Explain {
-			r.terms = p.explain(&b.decision.request, &c.candidate)
 		}
 	}
 	return r

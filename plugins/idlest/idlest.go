@@ -7,6 +7,7 @@ package idlest
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/headgate/headgate/plugin"
 )
@@ -38,7 +39,7 @@ func (p picker) Pick(r *plugin.Request, candidates []plugin.Candidate, scores []
 			best = s
 		}
 	}
-	margin := best - max(p.within, p.share*math.Abs(best))
+	margin := p.margin(best)
 	picked, least, ties := 0, math.MaxInt, 0
 	for i, s := range scores {
 		if s < margin {
@@ -55,4 +56,26 @@ func (p picker) Pick(r *plugin.Request, candidates []plugin.Candidate, scores []
 		}
 	}
 	return picked
+}
+
+// margin is the least score that counts as near the best.
+func (p picker) margin(best float64) float64 { return best - max(p.within, p.share*math.Abs(best)) }
+
+// Reason implements plugin.Reasoner.
+func (p picker) Reason(candidates []plugin.Candidate, scores []float64, picked int) string {
+	near, same, margin := 0, 0, p.margin(slices.Max(scores))
+	load := func(i int) int { return int(candidates[i].Load() + 0.5) }
+	for i, s := range scores {
+		if s < margin {
+			continue
+		}
+		near++
+		if load(i) == load(picked) {
+			same++
+		}
+	}
+	if near == 1 {
+		return "best score by more than the margin"
+	}
+	return fmt.Sprintf("least loaded of %d near the best, one of %d", near, same)
 }

@@ -6,6 +6,7 @@ package random
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/headgate/headgate/plugin"
 )
@@ -47,4 +48,15 @@ func (p picker) Pick(r *plugin.Request, _ []plugin.Candidate, scores []float64) 
 		}
 	}
 	return picked
+}
+
+// Reason implements plugin.Reasoner.
+func (p picker) Reason(_ []plugin.Candidate, scores []float64, _ int) string {
+	near, best := 0, slices.Max(scores)
+	for _, s := range scores {
+		if s >= best-max(p.within, p.share*math.Abs(best)) {
+			near++
+		}
+	}
+	return fmt.Sprintf("drawn from %d near the best", near)
 }
