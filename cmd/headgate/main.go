@@ -42,7 +42,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServe(), newGuard(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newReplay(), newLab(), newVersion())
+	root.AddCommand(newServe(), newGuard(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newExplain(), newReplay(), newLab(), newVersion())
 	return root
 }
 

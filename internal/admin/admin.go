@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admin serves operators: metrics, probes, and what the gateway and its
-// journal know.
+// Package admin serves operators: metrics, probes, what the gateway and its
+// journal know, and where a request would go.
 //
 // It owns the paths and the token that guards them, and changes nothing. It is
 // never on a listener that clients reach.
@@ -41,6 +41,7 @@ func New(c Config) *http.Server {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", a.ready)
 	mux.HandleFunc("GET /admin/v1/endpoints", a.endpoints)
+	mux.HandleFunc("POST /admin/v1/explain", a.explain)
 	mux.HandleFunc("GET /admin/v1/requests", a.requests)
 	mux.HandleFunc("GET /admin/v1/requests/{id}", a.request)
 	mux.HandleFunc("GET /admin/v1/requests/{id}/events", a.events)

@@ -34,6 +34,7 @@ type admission struct {
 	pool    *pool
 	found   route.Result
 	who     *auth.Principal
+	debug   bool // why an endpoint was chosen is to be told
 	arrived time.Time
 }
 
@@ -66,23 +67,33 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 	if err != nil {
 		return nil, err
 	}
-	req, inspectErr := d.Inspect(contentType, body)
-	if inspectErr != nil {
-		return nil, inference.AsError(inspectErr)
-	}
-	if err := who.Permit(req.Model); err != nil {
+	a := &admission{ex: ex, id: id, d: d, body: body, who: who, debug: head.Debug, arrived: arrived}
+	if err := state.find(a, query, contentType); err != nil {
 		return nil, err
+	}
+	return a, nil
+}
+
+// find reads what an admission's body asks for, and finds its pool.
+func (s *state) find(a *admission, query route.Query, contentType string) *inference.Error {
+	req, inspectErr := a.d.Inspect(contentType, a.body)
+	if inspectErr != nil {
+		return inference.AsError(inspectErr)
+	}
+	a.req = req
+	if err := a.who.Permit(req.Model); err != nil {
+		return err
 	}
 	query.Model = req.Model
-	found, err := state.routes.Match(query, rand.IntN)
-	if err != nil {
-		return nil, err
+	var err *inference.Error
+	if a.found, err = s.routes.Match(query, rand.IntN); err != nil {
+		return err
 	}
-	p := state.pools[found.Pool]
-	if p.bodyMax > 0 && int64(len(body)) > p.bodyMax {
-		return nil, errTooLarge(p.bodyMax)
+	a.pool = s.pools[a.found.Pool]
+	if most := a.pool.bodyMax; most > 0 && int64(len(a.body)) > most {
+		return errTooLarge(most)
 	}
-	return &admission{ex, id, d, req, body, p, found, who, arrived}, nil
+	return nil
 }
 
 // keyBytesMax bounds an Idempotency-Key.

@@ -14,10 +14,8 @@ import (
 
 // aim is what the choice of an endpoint goes by, for all attempts of a request.
 type aim struct {
-	prompt inference.Tokens
-	keys   []uint64
-	bytes  int
-	sent   int // output tokens written
+	want schedule.Ask // but for what differs from attempt to attempt
+	sent int          // output tokens written
 }
 
 var hashers = sync.Pool{New: func() any { return new(prefix.Hasher) }}
@@ -26,19 +24,22 @@ func newAim(a *admission) aim {
 	h := hashers.Get().(*prefix.Hasher)
 	defer hashers.Put(h)
 	keys, n := h.Request(a.body, a.req, a.found.Model)
-	return aim{prompt: a.req.PromptTokens, keys: slices.Clone(keys), bytes: n}
+	return aim{want: schedule.Ask{
+		Model: a.found.Model, Prompt: a.req.PromptTokens, Keys: slices.Clone(keys), PromptBytes: n,
+		Stream: a.req.Stream, Arrived: a.arrived, Session: a.req.SessionID, Explain: a.debug,
+	}}
 }
 
-func (m *aim) ask(f *flight, ask schedule.Ask) schedule.Ask {
-	ask.Model, ask.Prompt, ask.Keys, ask.PromptBytes = f.served, m.prompt, m.keys, m.bytes
-	ask.Stream, ask.Arrived, ask.Explain = f.req.Stream, f.arrived, f.ex.Head().Debug
-	ask.Session = f.req.SessionID
+// ask is what one attempt needs of an endpoint.
+func (m *aim) ask(attempt schedule.Ask) schedule.Ask {
+	ask := m.want
+	ask.Exclude, ask.PreferRevision, ask.Retry = attempt.Exclude, attempt.PreferRevision, attempt.Retry
 	return ask
 }
 
 // began tells the book that the engine has computed the prompt.
 func (f *flight) began(now time.Time) {
-	f.aim.keys = nil // there is no further attempt
+	f.aim.want.Keys = nil // there is no further attempt
 	if f.place == nil {
 		return
 	}

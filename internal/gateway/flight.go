@@ -229,7 +229,7 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 // reserve asks the book for an endpoint.
 func (f *flight) reserve(ask schedule.Ask) attempt.Event {
 	set := f.pool.now.Load()
-	place, err := f.pool.book.Reserve(time.Now(), set.fleet, f.aim.ask(f, ask))
+	place, err := f.pool.book.Reserve(time.Now(), set.fleet, f.aim.ask(ask))
 	if err != nil {
 		return attempt.Unplaced{Err: err}
 	}

@@ -200,6 +200,16 @@ func (t *Table) LargestBody(q Query, listener int64) (int64, *inference.Error) {
 	return min(largest, listener), nil
 }
 
+// Backends returns the backends of a route by its index, not to be changed.
+func (t *Table) Backends(route int) []Backend {
+	for i := range t.rules {
+		if t.rules[i].index == route {
+			return t.rules[i].Backends
+		}
+	}
+	return nil
+}
+
 // Models returns the model names that routes give exactly, in their order.
 func (t *Table) Models() []string { return slices.Clone(t.models) }
 
