@@ -1,7 +1,7 @@
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS   += --no-print-directory
-.PHONY: help run demo demo-real test test-long tools check unit race fuzz integration formal sim sim-long bench microbench bench-routing gen
+.PHONY: help run demo demo-real test test-long test-faults tools check unit race fuzz integration formal sim sim-long bench microbench bench-routing gen
 
 # Tests ask testing.Short whether they are left to make test-long.
 SHORT    ?= -short
@@ -31,7 +31,7 @@ test-long: ## test with longer fuzzing, repeated race runs and slow parts
 	@HEADGATE_LONG=1 $(MAKE) test FUZZTIME=500000x SHORT= COUNT=5
 
 tools:
-	@. test/deps/lib.sh; apt_need curl=curl git=git g++=g++ gcc=gcc spin=spin
+	@. test/deps/lib.sh; apt_need curl=curl git=git g++=g++ gcc=gcc spin=spin ip=iproute2 nft=nftables unshare=util-linux
 
 check: ## formatting, go vet, linters and the rules of architecture_test.go
 	@files=$$(gofmt -l .); [[ -z $$files ]] || { echo "not formatted by gofmt:" $$files; exit 1; }
@@ -56,6 +56,10 @@ fuzz: ## run every fuzz target for FUZZTIME
 
 integration: ## tests with real engines, clients and proxies
 	go test -count=1 -timeout 20m $(SHORT) ./test/...
+
+test-faults: ## kill, stop and cut off real processes, ROUNDS=n times at every point; SEED=n for the first
+	@test/deps/net.sh; bin=$$(mktemp -d)/netfaults; go test -c -o $$bin ./test/netfaults; cd test/netfaults; \
+		$$bin -test.timeout 0 -rounds=$(or $(ROUNDS),50) -seed=$(or $(SEED),1)
 
 formal: ## check the formal models of leases, keys and takeovers, every run
 	go test -count=1 -timeout 30m ./formal -whole

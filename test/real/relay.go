@@ -47,8 +47,8 @@ type Relay struct {
 }
 
 // NewRelay listens for the gateway in front of an engine's address.
-func NewRelay(engine string) (*Relay, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func NewRelay(listen, engine string) (*Relay, error) {
+	l, err := net.Listen("tcp", listen)
 	if err != nil {
 		return nil, err
 	}

@@ -43,7 +43,7 @@ func TestRelay(t *testing.T) {
 				}
 				peer <- err
 			}()
-			relay, err := real.NewRelay(l.Addr().String())
+			relay, err := real.NewRelay("127.0.0.1:0", l.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}

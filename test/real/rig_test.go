@@ -129,7 +129,7 @@ func (r *rig) add(e *real.Engine) {
 			r.t.Logf("%s\n%s", e.Name, strings.Join(e.Story(), "\n"))
 		}
 	})
-	relay, err := real.NewRelay(e.Addr)
+	relay, err := real.NewRelay("127.0.0.1:0", e.Addr)
 	if err != nil {
 		r.t.Fatal(err)
 	}

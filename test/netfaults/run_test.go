@@ -1,0 +1,575 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package netfaults
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/headgate/headgate/internal/sim/check"
+	"github.com/headgate/headgate/internal/simengine"
+	"github.com/headgate/headgate/test/real"
+)
+
+// Ports of the processes in their nodes.
+const (
+	gatewayPort = 8080
+	dataPort    = 8000 // what the gateway sends requests to
+	controlPort = 8001 // of a guard
+	enginePort  = 9000 // behind a guard, on loopback
+)
+
+const secret = "a client's key"
+
+// lanes are sets of nodes that runs use one after the other.
+var lanes laneSet
+
+type laneSet struct {
+	mu   sync.Mutex
+	made int
+	free []*lane
+}
+
+// A lane is the space of a gateway and those of replicas.
+type lane struct{ nodes []*node } // the first is the gateway's
+
+// take returns a lane with so many nodes.
+func (s *laneSet) take(t *testing.T, nodes int) *lane {
+	t.Helper()
+	s.mu.Lock()
+	for i, l := range s.free {
+		if len(l.nodes) >= nodes {
+			s.free = slices.Delete(s.free, i, i+1)
+			s.mu.Unlock()
+			return l
+		}
+	}
+	s.made++
+	number := s.made
+	s.mu.Unlock()
+	l := &lane{}
+	for i := range nodes {
+		n, err := newNode(number, i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.nodes = append(l.nodes, n)
+	}
+	for _, n := range l.nodes[1:] {
+		if err := l.nodes[0].reach(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return l
+}
+
+func (s *laneSet) give(l *lane) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, l)
+}
+
+func (s *laneSet) close() {
+	for _, l := range s.free {
+		for _, n := range l.nodes {
+			n.close()
+		}
+	}
+}
+
+// A run is one story: processes in a lane, what is asked of them, and what is
+// done to them.
+type run struct {
+	t    *testing.T
+	name string
+	seed uint64
+	rnd  *rand.Rand
+	dir  string
+	lane *lane
+
+	pool     []string // lines of the pool's YAML
+	journal  string
+	relayed  bool // a relay stands before each replica
+	replicas []*replica
+	gateways []*process // one per life
+	client   *http.Client
+	asked    []*asked
+	began    time.Time
+
+	mu   sync.Mutex
+	told []string // what was done when, for whoever reads a failure
+	cuts []cut
+}
+
+// newRun prepares a run, whose rest is the caller's to set before start.
+func newRun(t *testing.T, seed uint64, nodes int) *run {
+	t.Helper()
+	sum := sha256.Sum256([]byte(t.Name()))
+	r := &run{
+		t: t, name: t.Name(), seed: seed, dir: t.TempDir(), journal: "keyed", began: time.Now(),
+		rnd:    rand.New(rand.NewPCG(seed, uint64(sum[0])<<8|uint64(sum[1]))),
+		lane:   lanes.take(t, nodes+1),
+		client: &http.Client{Transport: &http.Transport{DisableCompression: true}},
+	}
+	for i := range nodes {
+		r.replicas = append(r.replicas, &replica{run: r, name: string(rune('A' + i)), node: r.lane.nodes[i+1]})
+	}
+	t.Cleanup(r.end)
+	return r
+}
+
+// end takes everything down, and keeps what it left if the test failed.
+func (r *run) end() {
+	r.client.CloseIdleConnections()
+	for _, g := range r.gateways {
+		g.kill()
+	}
+	for _, b := range r.replicas {
+		b.kill()
+		if b.relay != nil {
+			b.relay.Close()
+		}
+	}
+	r.heal()
+	lanes.give(r.lane)
+	if !r.t.Failed() {
+		r.t.Log(strings.Join(r.told, "\n"))
+		return
+	}
+	kept, err := r.keep()
+	r.t.Logf("replay: go test ./test/netfaults -run '%s' -seed=%d -rounds=1", r.name, r.seed)
+	r.t.Logf("kept in %s (%v)\n%s", kept, err, strings.Join(r.told, "\n"))
+}
+
+// keep moves the run's folder to where it stays.
+func (r *run) keep() (string, error) {
+	revision := "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" || s.Key == "vcs.modified" {
+				revision += " " + s.Value
+			}
+		}
+	}
+	about := fmt.Sprintf("run: %s\nseed: %d\nrevision: %s\n\n%s\n", r.name, r.seed, revision, strings.Join(r.told, "\n"))
+	for _, a := range r.asked {
+		about += fmt.Sprintf("\n%s %s, fault %q, key %q\n%s\n-> %d %v\n%s\n", a.path, a.Tag, a.fault, a.key, clip(a.body), a.Status, a.Err, a.Body)
+	}
+	if err := os.WriteFile(filepath.Join(r.dir, "about.txt"), []byte(about), 0o600); err != nil {
+		return "", err
+	}
+	to := *keepFlag
+	if to == "" {
+		to = filepath.Join(os.Getenv(keptEnv), "netfaults-failed")
+	}
+	to = filepath.Join(to, strings.NewReplacer("/", "_", " ", "_").Replace(r.name)+fmt.Sprintf("_%d", time.Now().UnixNano()))
+	return to, os.CopyFS(to, os.DirFS(r.dir))
+}
+
+func clip[T string | []byte](b T) T {
+	if len(b) > 2000 {
+		return b[:2000]
+	}
+	return b
+}
+
+// tell notes what is done to the run.
+func (r *run) tell(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told = append(r.told, fmt.Sprintf("%s %s", time.Now().Format("05.000"), fmt.Sprintf(format, args...)))
+}
+
+func (r *run) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// start starts engines, guards and the gateway, and returns when all listen.
+func (r *run) start() {
+	r.t.Helper()
+	for _, b := range r.replicas {
+		r.must(b.launch())
+	}
+	for _, b := range r.replicas {
+		r.must(b.await())
+		if r.relayed {
+			var err error
+			b.relay, err = real.NewRelay(net.JoinHostPort(b.node.near, "0"), b.data())
+			r.must(err)
+		}
+	}
+	r.must(os.WriteFile(filepath.Join(r.dir, "headgate.yaml"), []byte(r.yaml()), 0o600))
+	r.serve()
+}
+
+func (r *run) yaml() string {
+	digest := sha256.Sum256([]byte(secret))
+	var static []string
+	for _, b := range r.replicas {
+		static = append(static, b.endpoint())
+	}
+	return fmt.Sprintf(`gateway: {id: gw}
+listeners: [{name: main, address: "%s:%d"}]
+admin: {address: ""}
+drain_timeout: 10s
+keys: [{id: client, secret_sha256: %s}]
+journal: {driver: sqlite, dsn: journal.db, durability: %s}
+pools:
+  p:
+    discovery: {static: [%s]}
+    %s
+`, r.lane.nodes[0].addr, gatewayPort, hex.EncodeToString(digest[:]), r.journal, strings.Join(static, ", "), strings.Join(r.pool, "\n    "))
+}
+
+// serve starts a life of the gateway.
+func (r *run) serve() {
+	r.t.Helper()
+	g, err := r.lane.nodes[0].start("gateway", filepath.Join(r.dir, "gateway.log"),
+		os.Getenv(programEnv), "serve", "--config", filepath.Join(r.dir, "headgate.yaml"),
+		"--log-level", "debug", "--trace", r.trace(len(r.gateways)))
+	r.must(err)
+	r.gateways = append(r.gateways, g)
+	if err := g.await(func(line string) bool { return strings.Contains(line, "msg=listening") }); err != nil {
+		r.t.Fatalf("gateway: %v\n%s", err, strings.Join(g.all, "\n"))
+	}
+}
+
+func (r *run) trace(life int) string { return filepath.Join(r.dir, fmt.Sprintf("trace.%d", life)) }
+
+func (r *run) gateway() *process { return r.gateways[len(r.gateways)-1] }
+
+// A replica is one endpoint: an engine, maybe behind a guard, maybe behind a
+// relay.
+type replica struct {
+	run  *run
+	name string
+	node *node
+
+	engines []*process // one per life
+	relay   *real.Relay
+	killed  map[int]time.Time // lives that ended without a word
+	log     []simengine.Entry // of all lives, as far as it was read
+	read    []int             // how many lines of each life
+}
+
+// data is the address that requests come to.
+func (b *replica) data() string { return fmt.Sprintf("%s:%d", b.node.addr, dataPort) }
+
+func (b *replica) endpoint() string {
+	addr := b.data()
+	if b.relay != nil {
+		addr = b.relay.Addr()
+	}
+	return fmt.Sprintf("{url: %q}", "http://"+addr)
+}
+
+func (b *replica) engine() *process { return b.engines[len(b.engines)-1] }
+
+// launch starts a life of the engine.
+func (b *replica) launch() error {
+	p, err := b.node.start("engine "+b.name, filepath.Join(b.run.dir, fmt.Sprintf("engine-%s.%d.log", b.name, len(b.engines))),
+		os.Getenv(programEnv), "sim", "--name", b.name, "--listen", b.data(), "--log", "-", "--preset", "instant")
+	if err != nil {
+		return err
+	}
+	b.engines = append(b.engines, p)
+	b.read = append(b.read, 0)
+	return nil
+}
+
+// await waits until the newest life listens.
+func (b *replica) await() error {
+	err := b.engine().await(func(line string) bool { return strings.HasPrefix(line, "engine "+b.name+" on ") })
+	if err != nil {
+		return fmt.Errorf("engine %s: %w: %s", b.name, err, strings.Join(b.engine().all, "\n"))
+	}
+	return nil
+}
+
+// kill is kill -9 for the engine.
+func (b *replica) kill() {
+	for life, p := range b.engines {
+		if !p.alive() {
+			continue
+		}
+		p.kill()
+		if b.killed == nil {
+			b.killed = map[int]time.Time{}
+		}
+		b.killed[life] = time.Now()
+	}
+}
+
+// entries are what the engine has logged, with an end for each life that could
+// not log its own.
+func (b *replica) entries() []simengine.Entry {
+	for life, p := range b.engines {
+		found, _, _ := p.since(b.read[life])
+		b.read[life] += len(found)
+		for _, line := range found {
+			var e simengine.Entry
+			if !strings.HasPrefix(line, "{") || json.Unmarshal([]byte(line), &e) != nil {
+				continue
+			}
+			e.Incarnation = life + 1
+			b.log = append(b.log, e)
+		}
+		if at, ok := b.killed[life]; ok && !p.alive() {
+			b.log = append(b.log, simengine.Entry{Engine: b.name, Incarnation: life + 1, Event: simengine.EventExit, T: at})
+			delete(b.killed, life)
+		}
+	}
+	return b.log
+}
+
+// log is what all engines have logged, in order of time.
+func (r *run) log() []simengine.Entry {
+	var all []simengine.Entry
+	for _, b := range r.replicas {
+		all = append(all, b.entries()...)
+	}
+	slices.SortStableFunc(all, func(a, b simengine.Entry) int { return a.T.Compare(b.T) })
+	return all
+}
+
+// arrivals are the attempts at requests that engines got, oldest first.
+func (r *run) arrivals() []simengine.Entry {
+	return slices.DeleteFunc(r.log(), func(e simengine.Entry) bool {
+		return e.Event != simengine.EventReceived || e.Method != http.MethodPost
+	})
+}
+
+// awaitEntry waits for an entry of any engine and says whose it is.
+func (r *run) awaitEntry(what string, match func(simengine.Entry) bool) (found *replica, entry simengine.Entry) {
+	r.t.Helper()
+	err := poll(what, func() bool {
+		for _, b := range r.replicas {
+			for _, e := range b.entries() {
+				if match(e) {
+					found, entry = b, e
+					return true
+				}
+			}
+		}
+		return false
+	})
+	if err != nil {
+		r.t.Fatalf("%v\n%s", err, r.story())
+	}
+	return found, entry
+}
+
+// story is what the engines say, for failure messages.
+func (r *run) story() string {
+	var b strings.Builder
+	for _, e := range r.log() {
+		if e.Path == "/health" || e.Path == "/v1/models" || e.Request == "" && (e.Event == simengine.EventAccepted || e.Event == simengine.EventConnClosed) {
+			continue
+		}
+		fmt.Fprintf(&b, "    %s %s%d life %d c%d %s %d %s %s\n", e.T.Format("05.000"), e.Engine, e.Attempt, e.Incarnation, e.Conn, e.Event, e.N, e.Path, e.Detail)
+	}
+	return b.String()
+}
+
+// cut drops everything between the gateway and a replica from now on: towards
+// the engine, towards the gateway, or both. Where a relay stands between them it
+// is on the replica's side of the cut. A port other than 0 is cut alone.
+func (r *run) cut(b *replica, toEngine, toGateway bool, port int) {
+	r.t.Helper()
+	gateway := r.lane.nodes[0].addr
+	var list []cut
+	for _, far := range []string{b.node.addr, b.node.near} {
+		if toEngine {
+			list = append(list, cut{gateway, far, port})
+		}
+		if toGateway {
+			list = append(list, cut{far, gateway, port})
+		}
+	}
+	r.must(change("add", list))
+	r.tell("cut %s: to the engine %v, to the gateway %v, port %d", b.name, toEngine, toGateway, port)
+	r.cuts = append(r.cuts, list...)
+}
+
+// heal ends all cuts.
+func (r *run) heal() {
+	if err := change("delete", r.cuts); err != nil {
+		r.t.Error(err)
+	}
+	r.cuts = nil
+}
+
+// ask is one request.
+type ask struct {
+	path   string
+	stream bool
+	tokens int // per choice
+	n      int // choices
+	pad    int // bytes of the prompt
+	fault  string
+	key    string // Idempotency-Key
+}
+
+func (q ask) content() string {
+	m := map[string]any{"model": "sim", "stream": q.stream, "max_tokens": q.tokens, "n": q.n}
+	text := strings.Repeat("word ", q.pad/5+1)
+	if q.path == "/v1/completions" {
+		m["prompt"] = text
+	} else {
+		m["messages"] = []any{map[string]string{"role": "user", "content": text}}
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // not reached: these values always encode
+	}
+	return string(b)
+}
+
+// asked is a request under way, and what its client has got so far.
+type asked struct {
+	ask
+	body string
+	done chan struct{} // closed when the answer is over, and check.Answer whole
+
+	check.Answer
+	over time.Time // when the answer was over
+	told bool      // the answer is the stored error of another one
+
+	mu   sync.Mutex
+	got  []byte
+	more chan struct{}
+}
+
+// send sends a request, beside the test.
+func (r *run) send(q ask) *asked {
+	r.t.Helper()
+	a := &asked{ask: q, body: q.content(), done: make(chan struct{}), more: make(chan struct{})}
+	a.Tag = fmt.Sprintf("ask-%d", len(r.asked)+1)
+	a.Answer.Stream, a.MaxTokens, a.Choices = q.stream, q.tokens, q.n
+	r.asked = append(r.asked, a)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost,
+		fmt.Sprintf("http://%s:%d%s", r.lane.nodes[0].addr, gatewayPort, q.path), strings.NewReader(a.body))
+	r.must(err)
+	req.GetBody = nil // net/http would send a keyed request again by itself
+	for name, value := range map[string]string{
+		"Content-Type": "application/json", "Authorization": "Bearer " + secret, check.TagHeader: a.Tag,
+		"X-Sim-Fault": q.fault, "Idempotency-Key": q.key,
+	} {
+		if value != "" {
+			req.Header.Set(name, value)
+		}
+	}
+	go func() {
+		defer close(a.done)
+		defer cancel()
+		defer func() { a.over = time.Now() }()
+		res, err := r.client.Do(req)
+		if err != nil {
+			a.Err = err
+			return
+		}
+		defer res.Body.Close()
+		a.Status, a.Request = res.StatusCode, res.Header.Get("X-Request-Id")
+		a.Err = a.readAll(res.Body)
+		a.Answer.Body = a.got
+	}()
+	r.t.Cleanup(func() { <-a.done })
+	return a
+}
+
+func (a *asked) isOver() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (a *asked) readAll(from io.Reader) error {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		a.mu.Lock()
+		a.got = append(a.got, buf[:n]...)
+		close(a.more)
+		a.more = make(chan struct{})
+		a.mu.Unlock()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// tokens waits until the client has so many tokens.
+func (r *run) tokens(a *asked, n int) {
+	r.t.Helper()
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for {
+		a.mu.Lock()
+		have, more := bytes.Count(a.got, []byte("·")), a.more
+		a.mu.Unlock()
+		if have >= n {
+			return
+		}
+		select {
+		case <-more:
+		case <-a.done:
+			r.t.Fatalf("the answer is over with %d tokens of %d: %d %v %s\n%s", have, n, a.Status, a.Err, a.Body, r.story())
+		case <-late.C:
+			r.t.Fatalf("%d tokens of %d within %v\n%s", have, n, patience, r.story())
+		}
+	}
+}
+
+// answered waits for the end of an answer.
+func (r *run) answered(a *asked) check.Answer {
+	r.t.Helper()
+	<-a.done // by the deadline of its context at the latest
+	return a.Answer
+}
+
+// terminate is SIGTERM, and a wait for the gateway's orderly end.
+func (r *run) terminate() {
+	r.t.Helper()
+	g := r.gateway()
+	r.must(g.cmd.Process.Signal(syscall.SIGTERM))
+	select {
+	case <-g.exited:
+	case <-time.After(patience):
+		r.t.Errorf("I10: the gateway does not end")
+		g.kill()
+	}
+	r.tell("gateway ended")
+	if code := g.cmd.ProcessState.ExitCode(); code != 0 {
+		r.t.Errorf("the gateway ended with %v", g.cmd.ProcessState)
+	}
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package netfaults
+
+import (
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/headgate/headgate/internal/simengine"
+)
+
+// faultNamed and pointNamed find rows of the tables.
+func faultNamed(name string) fault {
+	return faults[slices.IndexFunc(faults, func(f fault) bool { return f.name == name })]
+}
+
+func pointNamed(name string) point {
+	return points[slices.IndexFunc(points, func(p point) bool { return p.name == name })]
+}
+
+// TestScenarios are the stories of the seed document that need no tools, by
+// their numbers there, with nothing drawn but the replica.
+func TestScenarios(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		asks := func(s *story) {
+			s.ask = ask{path: "/v1/chat/completions", stream: stream, tokens: 8, n: 1, pad: 4000}
+		}
+		kind := map[bool]string{true: "streamed", false: "whole"}[stream]
+		t.Run("1 killed during prefill/"+kind, func(t *testing.T) {
+			t.Parallel()
+			s := play(t, *seedFlag, faultNamed("kill"), pointNamed("accepted"), asks)
+			s.answeredBy(2)
+		})
+		t.Run("2 killed with a token computed and not sent/"+kind, func(t *testing.T) {
+			t.Parallel()
+			s := play(t, *seedFlag, faultNamed("kill"), pointNamed("computed"), asks)
+			s.answeredBy(2)
+		})
+		t.Run("4 link cut and process alive, no guard/"+kind, func(t *testing.T) {
+			t.Parallel()
+			s := play(t, *seedFlag, faultNamed("cut"), pointNamed("accepted"), asks)
+			if got := endingOf(s.asked.Answer); got != notFenced {
+				t.Errorf("the client has %q", got)
+			}
+		})
+	}
+	t.Run("3 killed after the first delta", func(t *testing.T) {
+		t.Parallel()
+		s := play(t, *seedFlag, faultNamed("kill"), pointNamed("first"), func(s *story) {
+			s.ask = ask{path: "/v1/chat/completions", stream: true, tokens: 8, n: 1, pad: 4000}
+		})
+		if got := s.attempts(); len(got) != 1 {
+			t.Errorf("%d attempts reached engines, want 1", len(got))
+		}
+	})
+	t.Run("the old replica wakes up and speaks", func(t *testing.T) {
+		t.Parallel()
+		wakeUp(t)
+	})
+}
+
+// wakeUp: a replica that was cut off in mid-computation goes on, speaks after
+// the client has its answer, and what it said arrives when the link is back.
+func wakeUp(t *testing.T) {
+	f := faultNamed("cut")
+	mend := f.mend
+	f.mend = func(s *story) {
+		s.awaitEntry("the old replica to speak", func(e simengine.Entry) bool {
+			return e.Event == simengine.EventToken && e.Request == s.asked.Request
+		})
+		mend(s)
+	}
+	s := play(t, *seedFlag, f, pointNamed("computed"), func(s *story) {
+		s.ask = ask{path: "/v1/chat/completions", stream: true, tokens: 8, n: 1, pad: 4000}
+		s.stall = 3 * time.Second
+	})
+	if s.late() == 0 {
+		t.Errorf("the old replica said nothing after the client had its answer\n%s", s.story())
+	}
+}
+
+// attempts are the attempts at the story's request that engines got.
+func (s *story) attempts() []simengine.Entry {
+	return slices.DeleteFunc(s.arrivals(), func(e simengine.Entry) bool { return e.Request != s.asked.Request })
+}
+
+// answeredBy fails the test unless exactly so many attempts reached engines, and
+// the last is the answer.
+func (s *story) answeredBy(n int) {
+	s.t.Helper()
+	got := s.attempts()
+	if len(got) != n || s.asked.Status != http.StatusOK {
+		s.t.Errorf("%d attempts reached engines, want %d; status %d\n%s", len(got), n, s.asked.Status, s.story())
+		return
+	}
+	// A resend to the dead engine, which did not reach it, may have a number too.
+	if last := got[n-1]; last.Engine == s.victim.name || last.Attempt < n {
+		s.t.Errorf("the last attempt is %s%d, and %s was struck", last.Engine, last.Attempt, s.victim.name)
+	}
+}
+
+// late counts the tokens that engines sent of the request after its client's
+// answer was over.
+func (s *story) late() int {
+	n := 0
+	for _, e := range s.log() {
+		if e.Event == simengine.EventToken && e.Request == s.asked.Request && e.T.After(s.asked.over) {
+			n++
+		}
+	}
+	return n
+}
