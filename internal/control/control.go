@@ -57,7 +57,8 @@ type Config struct {
 	// the zero time means not now.
 	Held func(until time.Time)
 
-	// Engine is told what the guard says of its engine, as it changes.
+	// Engine is told what the guard says of its engine, when a session begins and
+	// when it changes.
 	Engine func(Engine)
 
 	// Proved is told of attempts that were inherited.
@@ -106,13 +107,17 @@ type Status struct {
 // Line is the gateway's end for one guard. All methods may be called from any
 // goroutine. Make one with Open.
 type Line struct {
-	config Config
+	self   lease.Gateway
 	log    *slog.Logger
 	cancel context.CancelFunc
 	wake   chan struct{} // the next expiry may have changed
 	done   sync.WaitGroup
 
 	mu      sync.Mutex
+	config  Config
+	users   int
+	over    bool                    // no user and no lease is left
+	restart context.CancelCauseFunc // ends the session under way; nil if there is none
 	link    *lease.Link
 	alone   bool // as the newest heartbeat said
 	heard   time.Time
@@ -123,17 +128,17 @@ type Line struct {
 	problem string
 	session *session
 	count   uint64
-	retired bool
 }
 
-// Open begins to connect. End it with Close or Retire, or by the end of ctx.
+// Open begins to connect, for one user. End it with Close or Retire, or by the
+// end of ctx.
 func Open(ctx context.Context, c Config) *Line {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	l := &Line{
-		config: c, log: c.Log, cancel: cancel, wake: make(chan struct{}, 1),
+		self: c.Self, config: c, users: 1, log: c.Log, cancel: cancel, wake: make(chan struct{}, 1),
 		link: lease.NewLink(c.Terms, c.Self), waiting: map[lease.Key]func(Word){},
 	}
 	l.done.Go(func() { l.connect(ctx) })
@@ -148,13 +153,40 @@ func (l *Line) Close() {
 	l.done.Wait()
 }
 
-// Retire ends the session once no lease is held any more. Nothing is dispatched
-// over it from now on.
+// Use has one user more share the Line, with these settings from now on for all;
+// Self and Log stay. anew says that the guard is to be connected to anew. It
+// reports false if the Line has ended.
+func (l *Line) Use(c Config, anew bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return false
+	}
+	l.users++
+	l.config = c
+	l.link.SetTerms(c.Terms)
+	if anew && l.restart != nil {
+		l.restart(errSettings)
+	}
+	return true
+}
+
+var errSettings = errors.New("the settings have changed")
+
+// Retire is the end of one user. When none is left the session ends as soon as no
+// lease is held any more.
 func (l *Line) Retire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.retired = true
+	l.users--
 	l.rearm()
+}
+
+// Over reports whether the Line has ended.
+func (l *Line) Over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.over
 }
 
 // Dispatch makes the initial lease of an attempt. told is called once, from
@@ -197,7 +229,7 @@ func (l *Line) Release(key lease.Key) {
 	defer l.mu.Unlock()
 	l.link.Release(key)
 	delete(l.waiting, key)
-	if l.retired {
+	if l.users == 0 {
 		l.rearm()
 	}
 }
@@ -215,7 +247,13 @@ func (l *Line) Inherit(key lease.Key, guard lease.Incarnation, from time.Time) {
 }
 
 // Terms are what was agreed on.
-func (l *Line) Terms() lease.Terms { return l.config.Terms }
+func (l *Line) Terms() lease.Terms { return l.settings().Terms }
+
+func (l *Line) settings() Config {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.config
+}
 
 // Status reads the state.
 func (l *Line) Status() Status {
@@ -252,7 +290,8 @@ func (l *Line) expire(ctx context.Context) {
 		now := time.Now()
 		told := l.prove(l.link.Expire(now), Word{Published: -1})
 		next, ok := l.link.NextExpiry()
-		over := l.retired && !ok
+		l.over = l.users == 0 && !ok
+		over := l.over
 		l.mu.Unlock()
 		told()
 		if over {
@@ -288,6 +327,7 @@ func (l *Line) prove(all []lease.Proved, word Word) func() {
 		delete(l.waiting, p.Key)
 	}
 	l.rearm()
+	inherited := l.config.Proved
 	return func() {
 		for _, t := range list {
 			w := word
@@ -295,8 +335,8 @@ func (l *Line) prove(all []lease.Proved, word Word) func() {
 			switch {
 			case t.told != nil:
 				t.told(w)
-			case l.config.Proved != nil:
-				l.config.Proved(t.Proved)
+			case inherited != nil:
+				inherited(t.Proved)
 			}
 		}
 	}
@@ -392,15 +432,19 @@ func (s *session) take() []*guardpb.ToGuard {
 func (l *Line) attach(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	l.mu.Lock()
+	c := l.config
+	l.restart = cancel
+	l.mu.Unlock()
 	locate, stop := context.WithTimeout(ctx, connectTime)
-	addr, err := l.config.Locate(locate)
+	addr, err := c.Locate(locate)
 	stop()
 	if err != nil {
 		return fmt.Errorf("find the control port: %w", err)
 	}
 	creds := insecure.NewCredentials()
-	if l.config.TLS != nil {
-		creds = credentials.NewTLS(l.config.TLS)
+	if c.TLS != nil {
+		creds = credentials.NewTLS(c.TLS)
 	}
 	// A connection for each session: a stream that is stuck would take the next
 	// one on its connection with it. The address is one, not a name for gRPC to
@@ -410,8 +454,8 @@ func (l *Line) attach(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // the stream has said why
-	if l.config.Token != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+l.config.Token)
+	if c.Token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.Token)
 	}
 	// Nothing is heard yet, so nothing is to be waited for longer than that.
 	silence := time.AfterFunc(connectTime, func() { cancel(errSilent) })
@@ -422,7 +466,7 @@ func (l *Line) attach(ctx context.Context) error {
 	}
 	s := l.begin()
 	defer l.end(s)
-	hello := &guardpb.Hello{Gateway: guardpb.FromGateway(l.config.Self), Session: s.number, HeartbeatNanos: int64(l.config.Terms.Heartbeat)}
+	hello := &guardpb.Hello{Gateway: guardpb.FromGateway(l.self), Session: s.number, HeartbeatNanos: int64(c.Terms.Heartbeat)}
 	if err := stream.Send(&guardpb.ToGuard{Hello: hello}); err != nil {
 		return orCause(ctx, errors.Join(err, recvError(stream)))
 	}
@@ -455,7 +499,7 @@ func (l *Line) attach(ctx context.Context) error {
 			return err
 		}
 		if counts {
-			silence.Reset(time.Duration(silentFor * float64(l.config.Terms.Heartbeat)))
+			silence.Reset(time.Duration(silentFor * float64(c.Terms.Heartbeat)))
 		}
 	}
 }
@@ -497,8 +541,8 @@ func (l *Line) end(s *session) {
 }
 
 func (l *Line) held(until time.Time) {
-	if l.config.Held != nil {
-		l.config.Held(until)
+	if held := l.settings().Held; held != nil {
+		held(until)
 	}
 }
 
@@ -554,7 +598,7 @@ func (l *Line) heartbeat(now time.Time, s *session, hb lease.Heartbeat, late int
 	told()
 	switch {
 	case counts:
-		l.held(now.Add(l.config.Terms.TTL / 2))
+		l.held(now.Add(l.Terms().TTL / 2))
 	case heard.Ignored == lease.OtherGuard:
 		l.log.Error("another guard answers at the endpoint's address", "guard", hb.Guard.String())
 	}
@@ -567,11 +611,11 @@ func (l *Line) heartbeat(now time.Time, s *session, hb lease.Heartbeat, late int
 func (l *Line) setEngine(p *guardpb.Engine) {
 	e := Engine{Supervised: p.GetSupervised(), Exited: p.GetExited(), Incarnation: p.GetIncarnation(), Revision: p.GetRevision()}
 	l.mu.Lock()
-	changed := e != l.engine
 	l.engine, l.exit = e, p
+	tell := l.config.Engine
 	l.mu.Unlock()
-	if changed && l.config.Engine != nil {
-		l.config.Engine(e)
+	if tell != nil {
+		tell(e)
 	}
 }
 

@@ -30,6 +30,7 @@ type engine struct {
 	mu      sync.Mutex
 	lost    bool
 	retired bool
+	left    bool // retired, and let go of
 	waiting map[*try]context.CancelCauseFunc
 	stop    context.CancelFunc // of the probes; nil if there are none
 	probes  sync.WaitGroup
@@ -95,9 +96,10 @@ func (e *engine) forget(t *try) {
 // leaveLocked lets go of a retired engine on which nobody waits any more. Its
 // running exchanges keep their connections.
 func (e *engine) leaveLocked() {
-	if !e.retired || len(e.waiting) > 0 {
+	if !e.retired || len(e.waiting) > 0 || e.left {
 		return
 	}
+	e.left = true
 	if e.stop != nil {
 		e.stop()
 	}

@@ -101,7 +101,8 @@ type Gateway struct {
 	routing func(name string) (*schedule.Profile, error)
 	state   atomic.Pointer[state]
 
-	self       lease.Gateway // as guards know it
+	self       lease.Gateway
+	lines      lines
 	journal    *journal.Journal
 	journalOwn bool // made here, closed here
 
@@ -265,6 +266,7 @@ func (g *Gateway) Drain(ctx context.Context) {
 	for _, p := range g.state.Load().pools {
 		p.close()
 	}
+	g.lines.close()
 	if g.journalOwn {
 		_ = g.journal.Close() // nothing that is left in memory matters now
 	}

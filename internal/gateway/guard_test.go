@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/control"
 	"github.com/headgate/headgate/internal/guard"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/journal/sqlite"
@@ -80,7 +83,10 @@ func newGuardedRig(t *testing.T, engines int, settings string, edit ...func(i in
 	t.Helper()
 	r, urls := newEngines(t, engines, edit...)
 	var guards []*guarded
-	yaml := "pools:\n  p:\n    lease: {ttl: 2s, heartbeat: 100ms}\n"
+	yaml := "pools:\n  p:\n"
+	if !strings.Contains(settings, "lease:") {
+		yaml += "    lease: {ttl: 2s, heartbeat: 100ms}\n"
+	}
 	for line := range strings.Lines(settings) {
 		yaml += "    " + strings.TrimSpace(line) + "\n"
 	}
@@ -358,4 +364,99 @@ func openJournal(t *testing.T, file string) *journal.Journal {
 		t.Fatal(err)
 	}
 	return j
+}
+
+// yamlOf is a configuration with one pool for each list of guards.
+func yamlOf(setting string, pools map[string][]*guarded) string {
+	yaml := "pools:\n"
+	for name, guards := range pools {
+		yaml += "  " + name + ":\n    lease: {ttl: 2s, heartbeat: 100ms}\n    " + setting + "\n    discovery: {static: ["
+		for _, g := range guards {
+			yaml += fmt.Sprintf("{url: %q, guard: %q},", g.url, g.control)
+		}
+		yaml += "]}\n"
+	}
+	return yaml
+}
+
+func (r *rig) reload(yaml string) {
+	r.t.Helper()
+	c, err := config.Parse("test.yaml", []byte(yaml))
+	if err == nil {
+		err = r.gateway.Reload(c)
+	}
+	if err != nil {
+		r.t.Fatalf("%v\n%s", err, yaml)
+	}
+}
+
+// A changed configuration keeps the control stream.
+func TestControlStreamOutlivesConfigurations(t *testing.T) {
+	r, guards := newGuardedRig(t, 2, "")
+	status := func() control.Status { return r.gateway.Status()[0].Guards[inference.EndpointID(guards[0].url)] }
+	before := status()
+	r.reload(yamlOf("timeouts: {connect: 3s}", map[string][]*guarded{"p": guards}))
+	if after := status(); !after.Up || after.Sessions != before.Sessions {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	r.reload(yamlOf("guard: off", map[string][]*guarded{"p": guards}))
+	if len(r.gateway.Status()[0].Guards) != 0 {
+		t.Error("a guard is used that was turned off")
+	}
+	r.reload(yamlOf("timeouts: {connect: 3s}", map[string][]*guarded{"p": guards}))
+	r.awaitGuards()
+	if got := r.stream(""); !got.whole() {
+		t.Errorf("got %d %s", got.status, got.body)
+	}
+}
+
+// A stream goes on, and its lease is renewed, when its endpoint has left the pool.
+func TestLeaseOutlivesItsEndpoint(t *testing.T) {
+	r, guards := newGuardedRig(t, 1, "lease: {ttl: 300ms, heartbeat: 50ms}")
+	res, err := r.client.Post("http://"+r.addr+chatPath, "application/json",
+		strings.NewReader(`{"model":"sim","stream":true,"max_tokens":50,"messages":[{"role":"user","content":"hi"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	r.engines[0].Pause()
+	began := time.Now()
+	r.reload(yamlOf("", map[string][]*guarded{"p": {startGuard(t, "http://127.0.0.1:1")}}))
+	r.until("two leases are over", func() bool { return time.Since(began) > 600*time.Millisecond })
+	r.engines[0].Resume()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || !strings.Contains(string(body), "A1·50") || !strings.HasSuffix(string(body), "data: [DONE]\n\n") {
+		t.Errorf("got %v %s", err, body)
+	}
+	r.idle()
+	if d := guards[0].describe(t, http.DefaultClient); d.InFlight != 0 || d.Ended["expired"] != 0 {
+		t.Errorf("the guard counted %+v", d)
+	}
+}
+
+// Two pools may have the same engine: to its guard they are two gateways, and
+// neither takes the other's attempts for forgotten.
+func TestTwoPoolsOfOneGuard(t *testing.T) {
+	r, urls := newEngines(t, 1)
+	g := startGuard(t, urls[0])
+	r.startYAML(yamlOf("", map[string][]*guarded{"a": {g}, "b": {g}}) +
+		"routes: [{match: {model: sim}, backends: [{pool: a}, {pool: b}]}]\n")
+	r.until("both are heard", func() bool {
+		for _, p := range r.gateway.Status() {
+			if !p.Endpoints[0].Fenceable {
+				return false
+			}
+		}
+		return true
+	})
+	for range 20 {
+		if got := r.stream(""); !got.whole() {
+			t.Fatalf("got %d %s", got.status, got.body)
+		}
+	}
+	for _, p := range r.gateway.Status() {
+		if s := p.Guards[inference.EndpointID(g.url)]; s.Sessions != 1 {
+			t.Errorf("pool %s had %d sessions", p.Pool, s.Sessions)
+		}
+	}
 }

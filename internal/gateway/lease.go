@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -53,7 +54,27 @@ func (g guarding) guardOf(e inference.Endpoint) string {
 	return e.Guard
 }
 
-// openLine begins to connect to an endpoint's guard.
+// lines are the control streams of a gateway, one for each endpoint of each pool
+// that has a guard. They outlive configurations: two at once would each take the
+// guard's ear from the other.
+type lines struct {
+	mu   sync.Mutex
+	open map[lineKey]*line
+}
+
+type lineKey struct {
+	pool     string
+	endpoint inference.EndpointID
+}
+
+type line struct {
+	*control.Line
+	guarding
+	guard string
+}
+
+// openLine begins to connect to an endpoint's guard, or goes on to use the stream
+// that is there.
 func (m *members) openLine(id inference.EndpointID, e *engine, g guarding) (*control.Line, error) {
 	transport, err := g.tls.Config()
 	if err != nil {
@@ -63,13 +84,46 @@ func (m *members) openLine(id inference.EndpointID, e *engine, g guarding) (*con
 	if e.guard == inference.GuardAuto {
 		locate = func(ctx context.Context) (string, error) { return askGuard(ctx, e.conn, id) }
 	}
-	return control.Open(m.g.cut, control.Config{
-		Locate: locate, Terms: g.terms, Self: m.g.self, Token: g.token.Reveal(), TLS: transport,
+	pool := m.now.Load().fleet.Name
+	c := control.Config{
+		Locate: locate, Terms: g.terms, Token: g.token.Reveal(), TLS: transport,
+		// A guard takes each pool for a gateway of its own: what one pool does not
+		// know of may be another's.
+		Self:   lease.Gateway{ID: m.g.self.ID + "/" + pool, Generation: m.g.self.Generation},
 		Held:   func(until time.Time) { m.book.SetLeasable(id, until) },
 		Engine: func(of control.Engine) { m.engineTold(id, of) },
 		Proved: m.g.inheritedSilent,
-		Log:    m.g.log.With("endpoint", id),
-	}), nil
+		Log:    m.g.log.With("pool", pool, "endpoint", id),
+	}
+	all, key := &m.g.lines, lineKey{pool, id}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if l := all.open[key]; l != nil && l.Use(c, l.guarding != g || l.guard != e.guard) {
+		l.guarding, l.guard = g, e.guard
+		return l.Line, nil
+	}
+	l := &line{control.Open(m.g.cut, c), g, e.guard}
+	if all.open == nil {
+		all.open = map[lineKey]*line{}
+	}
+	all.open[key] = l
+	return l.Line, nil
+}
+
+// sweep forgets those that have ended.
+func (l *lines) sweep() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.open, func(_ lineKey, line *line) bool { return line.Over() })
+}
+
+// close ends the streams. The gateway has drained.
+func (l *lines) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.open {
+		line.Close()
+	}
 }
 
 // engineTold notes what a guard says of its engine.

@@ -187,6 +187,7 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		set.engines[e.ID] = newEngine(conn)
 		set.engines[e.ID].guard = e.Guard
 	}
+	m.g.lines.sweep()
 	for id, e := range set.engines {
 		m.book.SetGuarded(id, e.guard != "")
 		if e.guard != "" && e.line == nil {
@@ -258,8 +259,5 @@ func (m *members) close() {
 	for _, e := range m.now.Load().engines {
 		e.halt()
 		e.conn.Close()
-		if e.line != nil {
-			e.line.Close()
-		}
 	}
 }

@@ -53,6 +53,9 @@ func NewLink(terms Terms, self Gateway) *Link {
 	return &Link{terms: terms, self: self, leases: map[Key]*held{}}
 }
 
+// SetTerms changes what grants are made by. What was granted keeps its end.
+func (l *Link) SetTerms(terms Terms) { l.terms = terms }
+
 // Own bounds what is granted by the gateway's own lease on its requests: after
 // that moment nothing is, because another gateway may take them over and waits
 // no longer than from then. The zero time is no bound.
