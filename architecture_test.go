@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package architecture_test holds the rules of the tree as tests: who may import
+// Package headgate_test holds the rules of the tree as tests: who may import
 // whom, what a core may not do, what every file and page must have. Each ban
 // has its reason, which is what a failure prints.
 //
 // The rules see parsed files only, so that each can be shown to bite: the tests
 // at the end feed every rule a file that breaks it.
-package architecture_test
+package headgate_test
 
 import (
 	"fmt"

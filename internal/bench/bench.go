@@ -10,7 +10,7 @@
 // is checked byte by byte: a proxy that changes one has no figures.
 //
 // It imports no part of the gateway and treats it like any other proxy. It
-// refuses to say why a proxy is slow. cmd/headgate calls it.
+// refuses to say why a proxy is slow. internal/command calls it.
 package bench
 
 import (

@@ -10,7 +10,7 @@
 // schedule.Book with the default profile. The lab measures policies; it knows no
 // sockets, and it says nothing about how fast a decision is made.
 //
-// cmd/headgate calls it, and make bench-routing.
+// internal/command calls it, and make bench-routing.
 package lab
 
 import (

@@ -27,6 +27,7 @@ import (
 	"github.com/headgate/headgate/internal/journal/sqlite"
 	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/internal/telemetry"
+	"github.com/headgate/headgate/plugin"
 	"github.com/headgate/headgate/plugins/standard"
 )
 
@@ -53,12 +54,14 @@ type Process struct {
 	failed  chan error
 }
 
-// routing is the profile of a name.
-func routing(name string) (*schedule.Profile, error) {
-	if name == config.ProfileLeastLoad {
-		return nil, nil
+// routing makes profiles of the plugins of a build.
+func routing(known map[string]plugin.Factory) func(name string) (*schedule.Profile, error) {
+	return func(name string) (*schedule.Profile, error) {
+		if name == config.ProfileLeastLoad {
+			return nil, nil
+		}
+		return schedule.NewProfile(known, standard.Profiles[name])
 	}
-	return standard.Profile(name)
 }
 
 // An Option is what a process is started with beyond its configuration.
@@ -68,6 +71,12 @@ type Option func(*gateway.Config)
 // the request waits: for tests and reports of bugs.
 func Trace(w io.Writer) Option { return func(c *gateway.Config) { c.Trace = w } }
 
+// Plugins are the routing plugins that a configuration may name. Default: those of
+// plugins/standard.
+func Plugins(known map[string]plugin.Factory) Option {
+	return func(c *gateway.Config) { c.Routing = routing(known) }
+}
+
 // Start opens every listener and serves. When one can't be opened nothing is
 // left open.
 func Start(c *config.Config, log *slog.Logger, version string, with ...Option) (*Process, error) {
@@ -76,7 +85,7 @@ func Start(c *config.Config, log *slog.Logger, version string, with ...Option) (
 	if err != nil {
 		return nil, err
 	}
-	gc := gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j, Routing: routing}
+	gc := gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j, Routing: routing(standard.Plugins)}
 	for _, option := range with {
 		option(&gc)
 	}

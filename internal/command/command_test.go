@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package command
 
 import (
 	"bytes"
@@ -11,12 +11,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/headgate/headgate/plugins/standard"
 )
 
 // run executes a command line in this process.
 func run(args ...string) (string, error) {
 	var out bytes.Buffer
-	root := newRoot()
+	root := newRoot(standard.Plugins)
 	root.SetOut(&out)
 	root.SetArgs(args)
 	err := root.Execute()
@@ -64,7 +66,7 @@ func TestDemoOnceKeepsItsPromises(t *testing.T) {
 // takes it away: the demo must fail. Without the mutation the same build passes.
 func TestDemoNoticesABrokenGate(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "headgate")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-tags", "mutate", "-o", binary, ".").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-tags", "mutate", "-o", binary, "../../cmd/headgate").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	demo := func(mutation string) (string, int) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package command
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/lifecycle"
 	"github.com/headgate/headgate/internal/simengine"
+	"github.com/headgate/headgate/plugins/standard"
 )
 
 // TestExplainAsksARunningGateway: for people and as JSON, with nothing sent to an
@@ -57,7 +58,7 @@ pools:
 	defer p.Stop()
 	explain := func(body string, args ...string) (string, error) {
 		var out bytes.Buffer
-		root := newRoot()
+		root := newRoot(standard.Plugins)
 		root.SetIn(strings.NewReader(body))
 		root.SetOut(&out)
 		root.SetArgs(append([]string{"explain", "--admin", "http://" + p.AdminAddr().String()}, args...))

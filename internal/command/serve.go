@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package command
 
 import (
 	"context"
@@ -16,10 +16,11 @@ import (
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/filewatch"
 	"github.com/headgate/headgate/internal/lifecycle"
+	"github.com/headgate/headgate/plugin"
 )
 
-func newServe() *cobra.Command {
-	var f serveFlags
+func newServe(plugins map[string]plugin.Factory) *cobra.Command {
+	f := serveFlags{plugins: plugins}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the gateway",
@@ -44,6 +45,7 @@ SIGHUP; one with mistakes leaves the old configuration in force.`,
 }
 
 type serveFlags struct {
+	plugins   map[string]plugin.Factory
 	file      string
 	upstreams []string
 	listen    string
@@ -64,7 +66,7 @@ func (f *serveFlags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var with []lifecycle.Option
+	with := []lifecycle.Option{lifecycle.Plugins(f.plugins)}
 	if f.trace != "" {
 		trace, err := os.OpenFile(f.trace, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
