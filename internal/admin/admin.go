@@ -23,6 +23,8 @@ import (
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/journal"
+	"github.com/headgate/headgate/internal/schedule"
+	"github.com/headgate/headgate/plugin"
 )
 
 // Config is what there is to show.
@@ -88,6 +90,15 @@ type endpoint struct {
 	Health   string               `json:"health"`
 	Revision string               `json:"model_revision,omitempty"`
 	Guard    *guardian            `json:"guard,omitempty"`
+	metrics
+	Reported *reported `json:"reported"` // null: the engine has told nothing
+}
+
+// metrics is what an endpoint's engine is, and how asking for its metrics goes.
+type metrics struct {
+	Engine   string `json:"engine"`
+	Failures uint64 `json:"scrape_failures"`
+	Error    string `json:"scrape_error,omitempty"` // of the last scrape
 }
 
 // guardian is an endpoint's guard as operators see it.
@@ -118,11 +129,42 @@ func guardOf(pool gateway.PoolStatus, id inference.EndpointID) *guardian {
 	}
 }
 
+// reported is what an engine's own metrics say. What is null is not known.
+type reported struct {
+	Age     float64  `json:"age_seconds"`
+	Waiting *float64 `json:"waiting"`
+	Running *float64 `json:"running"`
+	KVUsage *float64 `json:"kv_usage"`
+	Others  float64  `json:"others"`          // load there of other gateways, as expected now
+	Doubt   string   `json:"doubt,omitempty"` // why nothing is believed
+}
+
+func newReported(r schedule.Reported) *reported {
+	if !r.Known {
+		return nil
+	}
+	return &reported{
+		Age: r.Age.Seconds(), Waiting: value(r.Queued), Running: value(r.Running), KVUsage: value(r.KVUsage),
+		Others: r.Others, Doubt: r.Doubt,
+	}
+}
+
+func value(v plugin.Value) *float64 {
+	if !v.Known {
+		return nil
+	}
+	return &v.V
+}
+
 func (a *api) endpoints(w http.ResponseWriter, _ *http.Request) {
 	list := []endpoint{}
 	for _, pool := range a.Gateway.Status() {
 		for _, s := range pool.Endpoints {
-			list = append(list, endpoint{pool.Pool, s.Endpoint, s.InFlight, s.Ejected, s.Health.String(), s.Revision, guardOf(pool, s.Endpoint)})
+			list = append(list, endpoint{
+				Pool: pool.Pool, Endpoint: s.Endpoint, InFlight: s.InFlight, Ejected: s.Ejected, Health: s.Health.String(),
+				Revision: s.Revision, Guard: guardOf(pool, s.Endpoint),
+				metrics: metrics(pool.Metrics[s.Endpoint]), Reported: newReported(s.Reported),
+			})
 		}
 	}
 	write(w, map[string]any{"endpoints": list})

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/engine"
 )
 
 // Config is a whole configuration. Every field has a default that works. A key
@@ -221,6 +222,15 @@ type Pool struct {
 	// How engines are asked whether they can serve.
 	Health Health `yaml:"health"`
 
+	// What the pool's engines are, and so how their metrics are called: vllm,
+	// sglang, trtllm (trtllm-serve), triton (with TensorRT-LLM), llamacpp, tgi, sim
+	// (headgate's simulated engine), custom (by the names in scrape.metrics), or
+	// auto, which finds out for each engine by what it exports.
+	Engine string `yaml:"engine"`
+
+	// How engines are asked for their own metrics.
+	Scrape Scrape `yaml:"scrape"`
+
 	// How an engine is chosen for a request.
 	Routing Routing `yaml:"routing"`
 
@@ -348,6 +358,62 @@ type LeaseTLS struct {
 	// PEM file with its private key.
 	Key File `yaml:"key"`
 }
+
+// Scrape is how engines are asked for their own metrics: how many requests wait
+// and run there, how full their KV memory is and how much it holds. What the
+// gateway counts itself comes first. Metrics show what other gateways send, and
+// that an engine was started anew. Those that are missing, make no sense or are
+// older than three intervals, and a second at least, are unknown: neither idle
+// nor full.
+type Scrape struct {
+	// Between two questions to one engine. One that fails to answer is asked less
+	// often, every 10s at last. A duration of at least 50ms; 0s asks nothing.
+	Interval Duration `yaml:"interval"`
+
+	// An answer that takes longer is none. A duration of at least 1ms.
+	Timeout Duration `yaml:"timeout"`
+
+	// Where the metrics are. Default: /metrics, and of trtllm-serve
+	// /prometheus/metrics.
+	Path string `yaml:"path"`
+
+	// The port of the metrics, where it is not that of requests; Triton's is 8002.
+	// 1 to 65535. Default: the engine's own.
+	Port int `yaml:"port"`
+
+	// Names of metrics that are looked for before those that the engine is known
+	// for.
+	Metrics Metrics `yaml:"metrics"`
+}
+
+// Metrics names an engine's metrics. Each is a name, or a name with labels that
+// a series must have, as in queue_size{kind="llm"}.
+type Metrics struct {
+	// Requests that wait in the engine. Several series are added up.
+	Waiting string `yaml:"waiting"`
+
+	// Requests that run there. Several series are added up.
+	Running string `yaml:"running"`
+
+	// The share of KV memory in use, 0 to 1. Of several series the largest counts.
+	KVUsage string `yaml:"kv_usage"`
+
+	// A counter of tokens or answers. While answers come and it stands still, the
+	// metrics are taken to be old; when it falls, the engine was started anew.
+	Done string `yaml:"done"`
+
+	// How many tokens a block of KV memory holds. Together with blocks.
+	BlockTokens string `yaml:"block_tokens"`
+
+	// How many blocks there are. Together with block_tokens.
+	Blocks string `yaml:"blocks"`
+}
+
+// Names returns the names in the form that the reader of pages takes.
+func (m Metrics) Names() engine.Names { return engine.Names(m) }
+
+// EngineAuto is the engine of a pool whose engines tell what they are.
+const EngineAuto = "auto"
 
 // Routing is how an engine is chosen among those that can take a request.
 type Routing struct {

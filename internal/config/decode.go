@@ -30,7 +30,7 @@ var later = map[reflect.Type][]string{
 	reflect.TypeFor[Key]():       {"objectives", "fairness_id"},
 	reflect.TypeFor[Listener]():  {"early_headers", "trust_headers", "hostnames"},
 	reflect.TypeFor[Route]():     {"objective"},
-	reflect.TypeFor[Pool]():      {"engine", "guard", "targets", "scheduler", "flow"},
+	reflect.TypeFor[Pool]():      {"guard", "targets", "scheduler", "flow"},
 	reflect.TypeFor[Discovery](): {"kubernetes"},
 	reflect.TypeFor[Endpoint]():  {"guard"},
 }

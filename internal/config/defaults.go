@@ -63,6 +63,8 @@ func (p *Pool) setDefaults() {
 		},
 		Guard:      GuardAuto,
 		Lease:      Lease{TTL: Duration(10 * time.Second), Heartbeat: Duration(2 * time.Second)},
+		Engine:     EngineAuto,
+		Scrape:     Scrape{Interval: Duration(500 * time.Millisecond), Timeout: Duration(time.Second)},
 		Routing:    Routing{Profile: ProfileCost},
 		CollectMax: 8 << 20,
 		Timeouts: Timeouts{

@@ -21,6 +21,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/auth"
+	"github.com/headgate/headgate/internal/engine"
 	"github.com/headgate/headgate/internal/route"
 )
 
@@ -240,6 +241,7 @@ func (k *checker) pool(c *Config, name string) {
 	}
 	k.discovery(path+".discovery", p.Discovery)
 	k.health(path+".health", p.Health)
+	k.scrape(path, p)
 	k.routing(path+".routing", p.Routing)
 	k.oneOf(path+".guard", p.Guard, GuardRequired, GuardAuto, GuardOff)
 	k.lease(path+".lease", p.Lease)
@@ -428,6 +430,40 @@ func (k *checker) health(path string, h Health) {
 	k.within(path+".healthy_after", h.HealthyAfter, 1, 100)
 	if r := float64(h.PanicThreshold); !(r >= 0 && r <= 1) {
 		k.problem(path+".panic_threshold", "%v is not between 0 and 1", r)
+	}
+}
+
+func (k *checker) scrape(path string, p Pool) {
+	kinds := []string{EngineAuto}
+	for kind := engine.VLLM; kind <= engine.Custom; kind++ {
+		kinds = append(kinds, kind.String())
+	}
+	known := k.oneOf(path+".engine", p.Engine, kinds...)
+	s, at := p.Scrape, path+".scrape"
+	k.noShorter(at+".timeout", s.Timeout, Duration(time.Millisecond))
+	if s.Interval != 0 {
+		k.noShorter(at+".interval", s.Interval, Duration(50*time.Millisecond))
+	}
+	if err := route.CheckPath(s.Path); err != nil {
+		k.problem(at+".path", "%v", err)
+	}
+	if s.Port != 0 {
+		k.within(at+".port", s.Port, 1, 65535)
+	}
+	for _, f := range []struct {
+		field string
+		set   bool
+	}{{".engine", known && p.Engine != EngineAuto}, {".scrape.path", s.Path != ""}, {".scrape.port", s.Port != 0}, {".scrape.metrics", s.Metrics != Metrics{}}} {
+		if f.set && s.Interval == 0 {
+			k.problem(path+f.field, "has no effect: scrape.interval is 0s, so engines are asked nothing")
+		}
+	}
+	m := s.Metrics
+	if p.Engine == engine.Custom.String() && m.Waiting == "" && m.Running == "" && m.KVUsage == "" {
+		k.problem(path+".engine", "custom needs the name of at least one of waiting, running and kv_usage in scrape.metrics")
+	}
+	if err := m.Names().Check(); err != nil {
+		k.problem(at+".metrics", "%v", err)
 	}
 }
 

@@ -340,6 +340,12 @@ type Names struct {
 	Blocks      string // blocks of it
 }
 
+// Check says what is wrong with the names.
+func (n Names) Check() error {
+	_, err := n.ladder()
+	return err
+}
+
 func (n Names) ladder() (*ladder, error) {
 	l := &ladder{}
 	for _, part := range []struct {
@@ -355,8 +361,11 @@ func (n Names) ladder() (*ladder, error) {
 		}
 		*part.into = []selector{s}
 	}
-	if n.BlockTokens == "" && n.Blocks == "" {
+	switch {
+	case n.BlockTokens == "" && n.Blocks == "":
 		return l, nil
+	case n.BlockTokens == "" || n.Blocks == "":
+		return nil, errors.New("block_tokens and blocks go together: one alone says nothing")
 	}
 	size, err := ParseSelector(n.BlockTokens)
 	if err != nil {

@@ -19,45 +19,46 @@ import (
 // be reached at their endpoint's address any more.
 var errEngineLost = errors.New("endpoint is gone")
 
-// engine is one endpoint as the gateway reaches it: its connections, its probes
-// and the attempts that wait there for a first output.
+// engine is one endpoint as the gateway reaches it: its connections, its probes,
+// its metrics and the attempts that wait there for a first output.
 type engine struct {
-	conn   *upstream.Pool
-	guard  string                  // as configured; "" for none
-	line   *control.Line           // to the guard, nil if there is none
-	listed atomic.Pointer[listing] // its models; nil until it told them
+	conn    *upstream.Pool
+	guard   string                  // as configured; "" for none
+	line    *control.Line           // to the guard, nil if there is none
+	metrics *upstream.Pool          // for scraping; nil if it is not scraped
+	listed  atomic.Pointer[listing] // its models; nil until it told them
+	scraped scraped
 
 	mu      sync.Mutex
 	lost    bool
 	retired bool
 	left    bool // retired, and let go of
 	waiting map[*try]context.CancelCauseFunc
-	stop    context.CancelFunc // of the probes; nil if there are none
-	probes  sync.WaitGroup
+	stop    context.CancelFunc // of the watches; nil if there are none
+	watches sync.WaitGroup
 }
 
 func newEngine(conn *upstream.Pool) *engine {
 	return &engine{conn: conn, waiting: map[*try]context.CancelCauseFunc{}}
 }
 
-// probe starts probing, and whatever else is to be done beside it. report is
-// told each change of state.
-func (e *engine) probe(c health.Config, header []upstream.Field, report func(inference.Health), beside ...func(context.Context)) {
-	if c.Interval == 0 {
-		return
-	}
+// watch starts what is to be known of the engine all the time. Each of them runs
+// until halt.
+func (e *engine) watch(each ...func(context.Context)) {
 	ctx, stop := context.WithCancel(context.Background())
 	e.mu.Lock()
 	e.stop = stop
 	e.mu.Unlock()
-	for _, run := range beside {
-		e.probes.Go(func() { run(ctx) })
+	for _, run := range each {
+		e.watches.Go(func() { run(ctx) })
 	}
-	e.probes.Go(func() {
-		health.Probe(ctx, e.conn, c, header, e.permit(), func(h inference.Health) {
-			report(h)
-			e.setLost(h == inference.Gone)
-		})
+}
+
+// probe probes the engine until ctx is done. report is told each change of state.
+func (e *engine) probe(ctx context.Context, c health.Config, header []upstream.Field, report func(inference.Health)) {
+	health.Probe(ctx, e.conn, c, header, e.permit(), func(h inference.Health) {
+		report(h)
+		e.setLost(h == inference.Gone)
 	})
 }
 
@@ -123,7 +124,7 @@ func (e *engine) retire() {
 	waiting := len(e.waiting) > 0
 	e.mu.Unlock()
 	if waiting {
-		e.probe(retiredProbes, nil, func(inference.Health) {})
+		e.watch(func(ctx context.Context) { e.probe(ctx, retiredProbes, nil, func(inference.Health) {}) })
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -131,7 +132,7 @@ func (e *engine) retire() {
 	e.leaveLocked()
 }
 
-// halt ends the probes.
+// halt ends the watches.
 func (e *engine) halt() {
 	e.mu.Lock()
 	stop := e.stop
@@ -139,6 +140,9 @@ func (e *engine) halt() {
 	e.mu.Unlock()
 	if stop != nil {
 		stop()
-		e.probes.Wait()
+		e.watches.Wait()
+	}
+	if e.metrics != nil {
+		e.metrics.Close()
 	}
 }

@@ -277,6 +277,7 @@ type PoolStatus struct {
 	Pool      string
 	Endpoints []schedule.Status
 	Guards    map[inference.EndpointID]control.Status // of those that have one
+	Metrics   map[inference.EndpointID]Metrics
 }
 
 // Revisions are the model revisions that the endpoints are known to serve, sorted.
@@ -299,8 +300,12 @@ func (g *Gateway) Status() []PoolStatus {
 	list := make([]PoolStatus, 0, len(pools))
 	for name, p := range pools {
 		set := p.now.Load()
-		status := PoolStatus{Pool: name, Endpoints: p.book.Status(now, set.fleet), Guards: map[inference.EndpointID]control.Status{}}
+		status := PoolStatus{
+			Pool: name, Endpoints: p.book.Status(now, set.fleet),
+			Guards: map[inference.EndpointID]control.Status{}, Metrics: map[inference.EndpointID]Metrics{},
+		}
 		for id, e := range set.engines {
+			status.Metrics[id] = e.scraped.metrics()
 			if e.line != nil {
 				status.Guards[id] = e.line.Status()
 			}

@@ -138,7 +138,7 @@ func TestRepeatOfAPromptThatTakesTooLongIsRefused(t *testing.T) {
 // Engines send the last chunk a moment after the end marker; the connection
 // must be kept all the same.
 func TestConnectionsAreKeptAfterStreams(t *testing.T) {
-	r := newRig(t, 1, "")
+	r := newRig(t, 1, "scrape: {interval: 0s}")
 	for range 20 {
 		if got := r.stream(""); !got.whole() {
 			t.Fatalf("got %+v", got)

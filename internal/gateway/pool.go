@@ -91,6 +91,7 @@ type endpoints struct {
 type reach struct {
 	connect       time.Duration
 	health        health.Config
+	scraping      scraping
 	authorization string // what engines are sent; "" for none
 	guarding
 }
@@ -106,6 +107,7 @@ func newReach(c config.Pool) reach {
 			UnhealthyAfter: c.Health.UnhealthyAfter,
 			HealthyAfter:   c.Health.HealthyAfter,
 		},
+		scraping: newScraping(c),
 	}
 	if c.Health.Generate {
 		r.health.GenerateEvery = time.Duration(c.Health.GenerateEvery)
@@ -152,6 +154,7 @@ func (p *pool) configure(c config.Pool) {
 		Profile:     p.profile,
 		TTFT:        time.Duration(c.Routing.TTFT),
 		TPOT:        time.Duration(c.Routing.TPOT),
+		ScrapeStale: staleAfter(time.Duration(c.Scrape.Interval)),
 	})
 }
 
@@ -184,8 +187,14 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		if err != nil {
 			return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
 		}
-		set.engines[e.ID] = newEngine(conn)
-		set.engines[e.ID].guard = e.Guard
+		made := newEngine(conn)
+		made.guard = e.Guard
+		if how.scraping.Interval > 0 {
+			if made.metrics, err = how.scraping.connect(u); err != nil {
+				return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
+			}
+		}
+		set.engines[e.ID] = made
 	}
 	m.g.lines.sweep()
 	for id, e := range set.engines {
@@ -210,9 +219,7 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 	for id, e := range set.engines {
 		m.book.Admit(id)
 		if old.engines[id] != e {
-			e.probe(how.health, authorizationHeader(how.authorization),
-				func(h inference.Health) { m.book.SetHealth(id, h) },
-				func(ctx context.Context) { m.lookAtModels(ctx, id, e, how.authorization) })
+			m.watch(id, e, how)
 		}
 	}
 	return nil
@@ -229,6 +236,24 @@ func (m *members) reportRevisions() {
 	}
 	if before := m.revisions.Swap(&mixed); before == nil || !slices.Equal(*before, mixed) {
 		m.g.log.Warn("endpoints of one pool serve different model revisions", "pool", set.fleet.Name, "revisions", mixed)
+	}
+}
+
+// watch starts what is to be known of an endpoint all the time.
+func (m *members) watch(id inference.EndpointID, e *engine, how *reach) {
+	var each []func(context.Context)
+	if how.health.Interval > 0 {
+		each = append(each,
+			func(ctx context.Context) {
+				e.probe(ctx, how.health, authorizationHeader(how.authorization), func(h inference.Health) { m.book.SetHealth(id, h) })
+			},
+			func(ctx context.Context) { m.lookAtModels(ctx, id, e, how.authorization) })
+	}
+	if e.metrics != nil {
+		each = append(each, func(ctx context.Context) { m.scrape(ctx, id, e, how) })
+	}
+	if len(each) > 0 {
+		e.watch(each...)
 	}
 }
 

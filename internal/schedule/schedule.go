@@ -534,7 +534,8 @@ type Status struct {
 	InFlight int
 	Ejected  bool // failed lately and not tried again yet
 	Health   inference.Health
-	Revision string // of its model, "" if not known
+	Revision string   // of its model, "" if not known
+	Reported Reported // by the engine's own metrics
 
 	// Fenceable: an attempt there can be proved silent as the pool demands. It is
 	// false where a guard is not heard, and then the endpoint takes no requests.
@@ -551,7 +552,7 @@ func (b *Book) Status(now time.Time, pool *fleet.Pool) []Status {
 		list = append(list, Status{
 			Endpoint: e.ID, InFlight: a.inflight,
 			Ejected: a.failures > 0 || now.Before(a.heldUntil), Health: a.health,
-			Revision: a.revisionOf(&e), Fenceable: a.fenceable(now),
+			Revision: a.revisionOf(&e), Fenceable: a.fenceable(now), Reported: b.reported(now, a),
 		})
 	}
 	return list

@@ -39,13 +39,19 @@ type Reported struct {
 // Why an engine's metrics are not believed.
 const (
 	stale        = "stale"        // they are too old
-	frozen       = "frozen"       // answers came, and the count of work stands still
+	frozen       = "frozen"       // answers came, or requests run, and the count of work stands still
 	contradicted = "contradicted" // they show fewer requests than this gateway has there
 )
 
 // settled is how long ago something must have happened to show in metrics. An
 // engine writes them between two steps, and a scrape takes its time.
 const settled = time.Second
+
+// longestStep is how long requests may run without any work being counted. Some
+// engines count only when an answer ends. Without this bound, metrics that froze
+// while their engine was busy would keep everybody away, and so nothing would
+// ever come of it that shows them to be old.
+const longestStep = 30 * time.Second
 
 // usualOver is about how many scrapes the usual load of others goes over.
 const usualOver = 10
@@ -65,6 +71,7 @@ type scraped struct {
 
 	movedAt    time.Time // when Done was first seen as it is
 	answeredAt time.Time // the first answer long enough after that; zero: none
+	workingAt  time.Time // since when it is so while requests run; zero: none do
 }
 
 // Asking tells that an endpoint's engine is being asked for its metrics, so that
@@ -84,17 +91,24 @@ func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
 	defer b.mu.Unlock()
 	a := b.account(id)
 	r := &a.scraped
+	load := s.Queued.V + s.Running.V
 	if !s.Done.Known || s.Done != r.Done {
-		r.movedAt, r.answeredAt = s.At, time.Time{}
+		r.movedAt, r.answeredAt, r.workingAt = s.At, time.Time{}, time.Time{}
+	}
+	switch {
+	case load == 0 || !s.Done.Known:
+		r.workingAt = time.Time{}
+	case r.workingAt.IsZero():
+		r.workingAt = s.At
 	}
 	if r.doubt != "" || s.At.Sub(r.At) > b.config.ScrapeStale {
 		r.usual, r.scrapes = 0, 0
 	}
 	r.Scraped, r.own, r.pending = s, r.asked.own, r.asked.pending
 	r.doubt, r.others, r.queue = "", 0, 0
-	load := s.Queued.V + s.Running.V
 	switch {
-	case !r.answeredAt.IsZero() && s.At.Sub(r.answeredAt) >= settled:
+	case !r.answeredAt.IsZero() && s.At.Sub(r.answeredAt) >= settled,
+		!r.workingAt.IsZero() && s.At.Sub(r.workingAt) >= longestStep:
 		r.doubt = frozen
 	case s.Queued.Known && s.Running.Known && load < float64(a.since(b.seconds(s.At)-settled.Seconds())):
 		r.doubt = contradicted

@@ -165,6 +165,31 @@ func TestFrozenMetricsAreNotBelieved(t *testing.T) {
 	}
 }
 
+// Metrics that froze while their engine was busy keep nobody away for ever, also
+// where nobody comes who could see that it answers.
+func TestBusyMetricsThatNeverMoveAreNotBelieved(t *testing.T) {
+	b, pool := newBook(t), newPool(1)
+	id := pool.Endpoints[0].ID
+	says(b, start, id, 0, 0, 7)
+	now := start.Add(time.Hour)
+	says(b, now, id, 5, 5, 7) // work has begun and nothing has ended yet
+	if r := b.Reported(now, id); r.Doubt != "" || r.Others != 10 {
+		t.Errorf("at once: %+v", r)
+	}
+	for range 100 {
+		now = now.Add(500 * time.Millisecond)
+		says(b, now, id, 5, 5, 7)
+		r, after := b.Reported(now, id), now.Sub(start.Add(time.Hour))
+		if (r.Doubt == "frozen") != (after >= 30*time.Second) {
+			t.Fatalf("after %v: %+v", after, r)
+		}
+	}
+	says(b, now, id, 5, 5, 8)
+	if r := b.Reported(now, id); r.Doubt != "" {
+		t.Errorf("it moves: %+v", r)
+	}
+}
+
 // An engine that does nothing may say so for ever.
 func TestIdleIsNotFrozen(t *testing.T) {
 	b, pool := newBook(t), newPool(1)
@@ -264,7 +289,7 @@ func meanWait(t *testing.T, took time.Duration, seed uint64, scraping bool) time
 	var running, queued [engines][]job
 	var waited time.Duration
 	now, scrape, n := start, start, 4000
-	for i := range n {
+	for range n {
 		next := now.Add(time.Duration(rnd.ExpFloat64() * float64(took) / engines / places / 0.85))
 		for ; scrape.Before(next); scrape = scrape.Add(500 * time.Millisecond / gateways / engines) {
 			k := int(scrape.Sub(start) / (500 * time.Millisecond / gateways / engines))
@@ -299,7 +324,7 @@ func meanWait(t *testing.T, took time.Duration, seed uint64, scraping bool) time
 		}
 		now = next
 		book := books[rnd.IntN(gateways)]
-		r := place(t, book, now, pool, prompt(i, i, 1000))
+		r := place(t, book, now, pool, schedule.Ask{Model: "m", Prompt: inference.Tokens{N: 1000}, Stream: true})
 		for e := range pool.Endpoints {
 			switch {
 			case pool.Endpoints[e].ID != r.Endpoint.ID:

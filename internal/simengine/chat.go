@@ -60,7 +60,11 @@ func (x *exchange) route() error {
 	case "/v1/models":
 		return x.plain("application/json", x.l.e.modelList())
 	case "/metrics":
-		return x.plain("text/plain; version=0.0.4; charset=utf-8", x.l.metricsText())
+		page := x.l.e.frozenMetrics()
+		if page == "" {
+			page = x.l.metricsText()
+		}
+		return x.plain("text/plain; version=0.0.4; charset=utf-8", page)
 	}
 	return x.refuse(http.StatusNotFound, "NotFoundError", "not found")
 }

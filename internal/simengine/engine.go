@@ -96,9 +96,10 @@ type Engine struct {
 	network string
 	addr    string
 
-	mu   sync.Mutex // guards what follows; taken before life.mu
-	life *life
-	seen seenRequests
+	mu     sync.Mutex // guards what follows; taken before life.mu
+	life   *life
+	seen   seenRequests
+	frozen string // the metrics page that is served whatever happens; "": the true one
 }
 
 // Start serves on ln, which the engine owns from here on.
@@ -214,13 +215,29 @@ func (e *Engine) Inject(texts ...string) error {
 // FaultsLeft is how many scripts wait in the queue.
 func (e *Engine) FaultsLeft() int { return e.faults.len() }
 
+// FreezeMetrics has the metrics page stay as it is, in this life and the next, as
+// where an API server outlives the engine behind it. Reset ends it.
+func (e *Engine) FreezeMetrics() {
+	page := e.current().metricsText()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.frozen = page
+}
+
+func (e *Engine) frozenMetrics() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.frozen
+}
+
 // Reset empties the fault queue, the log and the memory of request ids, and
-// resumes a paused engine. Requests in flight go on.
+// resumes a paused engine and frozen metrics. Requests in flight go on.
 func (e *Engine) Reset() {
 	e.faults.reset()
 	e.log.reset()
 	e.mu.Lock()
 	e.seen = seenRequests{max: e.cfg.RequestsSeen, times: make(map[string]int)}
+	e.frozen = ""
 	l := e.life
 	e.mu.Unlock()
 	l.pause(false)

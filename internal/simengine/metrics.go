@@ -116,6 +116,9 @@ func (l *life) metricsText() string {
 			p.AdapterSlots, strings.Join(s.AdaptersRunning, ","), strings.Join(s.AdaptersWaiting, ","),
 			float(float64(time.Now().UnixMilli())/1e3))
 	}
+	// As Python's client writes it, to the hundredth of a second.
+	family("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
+	fmt.Fprintf(&b, "process_start_time_seconds %s\n", float(float64(l.started.UnixMilli()/10)/100))
 	family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
 	fmt.Fprintf(&b, "vllm:cache_config_info{block_size=\"%d\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"0\",gpu_memory_utilization=\"0.9\",num_gpu_blocks=\"%d\"} 1.0\n",
 		p.BlockTokens, p.Blocks)

@@ -376,10 +376,26 @@ func TestModelsHealthVersionMetrics(t *testing.T) {
 		`vllm:request_queue_time_seconds_count{engine="0",model_name="m1"} 1.0`,
 		`num_gpu_blocks="65536"} 1.0`,
 		`vllm:lora_requests_info{max_lora="8",running_lora_adapters="",waiting_lora_adapters=""} `,
+		"\nprocess_start_time_seconds ",
 	} {
 		if !strings.Contains(page, line) {
 			t.Errorf("no %s in\n%s", line, page)
 		}
+	}
+}
+
+func TestMetricsFreeze(t *testing.T) {
+	e := start(t, Config{})
+	e.FreezeMetrics()
+	before := get(t, e, "/metrics")
+	c := dial(t, e).post(chatPath, whole4)
+	_ = readAll(t, c.response())
+	if page := get(t, e, "/metrics"); page != before || e.Snapshot().GenerationTokens == 0 {
+		t.Errorf("the page changed:\n%s", page)
+	}
+	e.Reset()
+	if page := get(t, e, "/metrics"); page == before {
+		t.Error("the page is still the old one")
 	}
 }
 

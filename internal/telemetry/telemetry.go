@@ -88,13 +88,7 @@ func (m *Metrics) Handler() http.Handler {
 
 // Watch adds the gauges of a gateway's endpoints, read when they are scraped.
 func (m *Metrics) Watch(status func() []gateway.PoolStatus) {
-	m.registry.MustRegister(newGuards(status), &endpoints{
-		status: status,
-		inflight: prometheus.NewDesc(namespace+"_inflight_requests", "Requests at an endpoint that are not over.",
-			[]string{"pool", "endpoint"}, nil),
-		available: prometheus.NewDesc(namespace+"_endpoint_available", "1 if the endpoint takes requests, 0 if it failed lately or its probes say that it does not serve.",
-			[]string{"pool", "endpoint"}, nil),
-	})
+	m.registry.MustRegister(newGuards(status), newEndpoints(status))
 }
 
 // WatchJournal adds the metrics of a journal, read when they are scraped.
@@ -175,29 +169,4 @@ func (n *modelNames) label(model string) string {
 	}
 	n.known[model] = true
 	return model
-}
-
-// endpoints reads the gauges of endpoints when they are scraped, so that an
-// endpoint has its series from the first scrape to the last.
-type endpoints struct {
-	status              func() []gateway.PoolStatus
-	inflight, available *prometheus.Desc
-}
-
-func (e *endpoints) Describe(ch chan<- *prometheus.Desc) {
-	ch <- e.inflight
-	ch <- e.available
-}
-
-func (e *endpoints) Collect(ch chan<- prometheus.Metric) {
-	for _, pool := range e.status() {
-		for _, s := range pool.Endpoints {
-			available := 1.0
-			if s.Ejected || s.Health != inference.Healthy || !s.Fenceable {
-				available = 0
-			}
-			ch <- prometheus.MustNewConstMetric(e.inflight, prometheus.GaugeValue, float64(s.InFlight), pool.Pool, string(s.Endpoint))
-			ch <- prometheus.MustNewConstMetric(e.available, prometheus.GaugeValue, available, pool.Pool, string(s.Endpoint))
-		}
-	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -16,6 +17,7 @@ import (
 	"github.com/headgate/headgate/internal/control"
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/schedule"
+	"github.com/headgate/headgate/plugin"
 )
 
 func scrape(t *testing.T, m *Metrics) string {
@@ -87,6 +89,34 @@ func TestEndpointsAreThereFromTheFirstScrape(t *testing.T) {
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the scrape lacks %s", want)
+		}
+	}
+}
+
+// MET-2: what an engine did not say has no series. It is not 0.
+func TestUnknownHasNoSeries(t *testing.T) {
+	m := New("test")
+	said := schedule.Reported{Known: true, Age: 250 * time.Millisecond}
+	said.Queued, said.KVUsage = plugin.Value{V: 4, Known: true}, plugin.Value{V: 0.5, Known: true}
+	m.Watch(func() []gateway.PoolStatus {
+		return []gateway.PoolStatus{{Pool: "p", Endpoints: []schedule.Status{{Endpoint: "a", Reported: said}, {Endpoint: "b"}},
+			Metrics: map[inference.EndpointID]gateway.Metrics{"a": {Engine: "vllm"}, "b": {Engine: "unknown", Failures: 7}},
+		}}
+	})
+	got := scrape(t, m)
+	for line, want := range map[string]bool{
+		`headgate_scrape_age_seconds{endpoint="a",pool="p"} 0.25`:   true,
+		`headgate_engine_waiting_requests{endpoint="a",pool="p"} 4`: true,
+		`headgate_engine_kv_usage_ratio{endpoint="a",pool="p"} 0.5`: true,
+		`headgate_engine_info{endpoint="a",kind="vllm",pool="p"} 1`: true,
+		`headgate_scrape_failures_total{endpoint="b",pool="p"} 7`:   true,
+		`headgate_engine_running_requests`:                          false,
+		`headgate_engine_waiting_requests{endpoint="b"`:             false,
+		`headgate_engine_kv_usage_ratio{endpoint="b"`:               false,
+		`headgate_scrape_age_seconds{endpoint="b"`:                  false,
+	} {
+		if strings.Contains(got, line) != want {
+			t.Errorf("%s: %v, want %v", line, !want, want)
 		}
 	}
 }

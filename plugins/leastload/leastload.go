@@ -4,7 +4,11 @@
 // this gateway, and as many more as its engine reports.
 package leastload
 
-import "github.com/headgate/headgate/plugin"
+import (
+	"math"
+
+	"github.com/headgate/headgate/plugin"
+)
 
 type scorer struct{}
 
@@ -13,7 +17,9 @@ func New(o plugin.Options) (any, error) { return scorer{}, o(&struct{}{}) }
 
 // Score is 1 for the least loaded and 0 for the most loaded candidate.
 func (scorer) Score(_ *plugin.Request, candidates []plugin.Candidate, scores []float64) {
-	load := func(i int) float64 { return candidates[i].Load() }
+	// Whole requests: what others have is an estimate, and a hundredth of a request
+	// of it would otherwise count as much as ten where nobody has more.
+	load := func(i int) float64 { return math.Round(candidates[i].Load()) }
 	least, most := load(0), load(0)
 	for i := range candidates {
 		least, most = min(least, load(i)), max(most, load(i))

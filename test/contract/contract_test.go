@@ -105,8 +105,10 @@ func pool(name, extra string, engines ...*engine) string {
 	if extra != "" {
 		extra = ", " + extra
 	}
-	if !strings.Contains(extra, "health:") {
-		extra += ", health: {interval: 0s}" // probes would be counted as requests
+	for _, asks := range []string{"health", "scrape"} {
+		if !strings.Contains(extra, asks+":") {
+			extra += ", " + asks + ": {interval: 0s}" // the questions would be counted as requests
+		}
 	}
 	return fmt.Sprintf("  %s: {discovery: {static: [%s]}%s}\n", name, strings.Join(urls, ", "), extra)
 }

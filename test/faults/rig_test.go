@@ -136,7 +136,7 @@ func (r *rig) static() string {
 // onePool is a configuration with one pool, settings being its YAML lines.
 func onePool(settings ...string) func(static string) string {
 	return func(static string) string {
-		return "pools:\n  p:\n    health: {interval: 0s}\n    discovery: " + static + "\n    " + strings.Join(settings, "\n    ") + "\n"
+		return "pools:\n  p:\n    health: {interval: 0s}\n    scrape: {interval: 0s}\n    discovery: " + static + "\n    " + strings.Join(settings, "\n    ") + "\n"
 	}
 }
 
