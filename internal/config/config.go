@@ -160,6 +160,22 @@ type Key struct {
 	// The models that requests may name, as clients name them. Patterns as in
 	// routes: an exact name, prefix* or /regex/.
 	Models []string `yaml:"models"`
+
+	// How much the key may use.
+	Limits KeyLimits `yaml:"limits"`
+}
+
+// KeyLimits are what one key may use of this gateway. Each holds a minute's worth
+// when nothing was asked for, and fills up evenly. A request over them is refused
+// with 429 rate_limited. A restart forgets what was used.
+type KeyLimits struct {
+	// Requests per minute. 0 to 1000000000; 0 is no limit.
+	RequestsPerMinute int `yaml:"requests_per_minute"`
+
+	// Tokens per minute, of prompts and answers together. A request is let in by
+	// an estimate and charged what its engine reports. 0 to 1000000000; 0 is no
+	// limit.
+	TokensPerMinute int `yaml:"tokens_per_minute"`
 }
 
 // Route sends the requests that match to one of its backends. Among the routes

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/rate"
 	"github.com/headgate/headgate/internal/route"
 )
 
@@ -155,7 +157,7 @@ admin: {address: 0.0.0.0:9901, token: hunter2}
 journal: {dsn: j.db, durability: strict, retention: 10h, idempotency: {max_answer: 2MiB}}
 keys:
   - {id: a, secret_sha256: 2CF24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824}
-  - {id: b, secret_sha256: 486ea46224d1bb4fb680f34f7c9ad96a8f24ec88be73ea8e5a6c65260e9cb8a7, tenant: a, models: ["qwen-*"]}
+  - {id: b, secret_sha256: 486ea46224d1bb4fb680f34f7c9ad96a8f24ec88be73ea8e5a6c65260e9cb8a7, tenant: a, models: ["qwen-*"], limits: {requests_per_minute: 60, tokens_per_minute: 100000}}
 drain_timeout: 1m30s
 routes:
   - match: {model: "qwen-*", path: /v1, hostnames: ["*.example.com"], headers: {x-team: a}}
@@ -228,7 +230,8 @@ pools:
 		},
 		Keys: []config.Key{
 			{ID: "a", SecretSHA256: config.NewDigest("hello"), Models: []string{"*"}},
-			{ID: "b", SecretSHA256: config.NewDigest("world"), Tenant: "a", Models: []string{"qwen-*"}},
+			{ID: "b", SecretSHA256: config.NewDigest("world"), Tenant: "a", Models: []string{"qwen-*"},
+				Limits: config.KeyLimits{RequestsPerMinute: 60, TokensPerMinute: 100_000}},
 		},
 		DrainTimeout: config.Duration(90 * time.Second),
 		Routes: []config.Route{{
@@ -260,6 +263,9 @@ pools:
 	world, refused := keys.Authenticate(http.Header{"Authorization": {"Bearer world"}})
 	if refused != nil || world.Key != "b" || world.Tenant != "a" || !world.May("qwen-3") || world.May("llama") {
 		t.Errorf("key b: %+v, %v", world, refused)
+	}
+	if got, want := c.RateLimits(), map[string]rate.Limits{"b": {RequestsPerMinute: 60, TokensPerMinute: 100_000}}; !maps.Equal(got, want) {
+		t.Errorf("limits %v, want %v", got, want)
 	}
 	checkHidden(t, c)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/auth"
+	"github.com/headgate/headgate/internal/rate"
 	"github.com/headgate/headgate/internal/route"
 )
 
@@ -49,6 +50,17 @@ func (c *Config) AuthKeys() (*auth.Keys, error) {
 		keys[i] = auth.Key{ID: k.ID, SHA256: k.SecretSHA256.Hex(), Tenant: k.Tenant, Models: k.Models}
 	}
 	return auth.NewKeys(keys)
+}
+
+// RateLimits returns the limits of the keys that have some, by the keys' ids.
+func (c *Config) RateLimits() map[string]rate.Limits {
+	limits := map[string]rate.Limits{}
+	for _, k := range c.Keys {
+		if l := rate.Limits(k.Limits); l != (rate.Limits{}) {
+			limits[k.ID] = l
+		}
+	}
+	return limits
 }
 
 // Endpoints returns the engines that the configuration itself lists for new

@@ -72,6 +72,7 @@ const EndpointsMax = 4096
 const (
 	listenersMax = 64
 	keysMax      = 10_000
+	perMinuteMax = 1_000_000_000
 	answerMax    = 64 << 20
 	bodyMin      = 1 << 10
 	bodyMax      = 4 << 30
@@ -556,6 +557,8 @@ func (k *checker) keys(keys []Key) {
 			k.tenant(path+".tenant", key.Tenant)
 		}
 		k.models(path, key.Models)
+		k.within(path+".limits.requests_per_minute", key.Limits.RequestsPerMinute, 0, perMinuteMax)
+		k.within(path+".limits.tokens_per_minute", key.Limits.TokensPerMinute, 0, perMinuteMax)
 	}
 }
 

@@ -26,7 +26,7 @@ const (
 
 // admission is a request that was understood and has a pool.
 type admission struct {
-	ex      Exchange
+	ex      *metered
 	id      inference.RequestID
 	d       dialect.Dialect
 	req     *dialect.Request
@@ -40,7 +40,7 @@ type admission struct {
 
 // admit reads and understands a request and finds its pool. Whatever is wrong
 // with it is found here, before anything is sent anywhere.
-func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) (*admission, *inference.Error) {
+func (g *Gateway) admit(ex *metered, id inference.RequestID, d dialect.Dialect) (*admission, *inference.Error) {
 	head := ex.Head()
 	if err := checkHead(head); err != nil {
 		return nil, err
@@ -58,6 +58,10 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 	if err := checkKey(head, who); err != nil {
 		return nil, err
 	}
+	ex.key, ex.allowance = who.Key, state.allowances[who.Key]
+	if refusal := ex.check(); refusal != nil {
+		return nil, g.rateLimited(ex, refusal)
+	}
 	bodyMax, err := state.routes.LargestBody(query, head.BodyMax)
 	if err != nil {
 		return nil, err
@@ -70,6 +74,9 @@ func (g *Gateway) admit(ex Exchange, id inference.RequestID, d dialect.Dialect) 
 	a := &admission{ex: ex, id: id, d: d, body: body, who: who, debug: head.Debug, arrived: arrived}
 	if err := state.find(a, query, contentType); err != nil {
 		return nil, err
+	}
+	if refusal := ex.take(a.req.PromptTokens.N, a.req.MaxTokens*max(a.req.Choices, 1)); refusal != nil {
+		return nil, g.rateLimited(ex, refusal)
 	}
 	return a, nil
 }

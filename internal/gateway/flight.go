@@ -25,6 +25,7 @@ import (
 type flight struct {
 	g       *Gateway
 	ex      Exchange
+	meter   *metered
 	id      inference.RequestID
 	d       dialect.Dialect
 	req     *dialect.Request
@@ -68,7 +69,7 @@ func (g *Gateway) newFlight(a *admission, keyed bool, prior *journal.Record) *fl
 		spec.Prior, spec.PriorCharged = prior.Attempt, prior.Charged()
 	}
 	f := &flight{
-		g: g, ex: a.ex, id: a.id, d: a.d, req: a.req, pool: a.pool, keyed: keyed,
+		g: g, ex: a.ex, meter: a.ex, id: a.id, d: a.d, req: a.req, pool: a.pool, keyed: keyed,
 		model: a.req.Model, served: a.found.Model, arrived: a.arrived,
 		target:  a.ex.Head().target(),
 		header:  engineHeader(a.ex.Head().Header, a.pool, a.id),
@@ -408,6 +409,7 @@ func (f *flight) clientHeader(engine http.Header) http.Header {
 }
 
 func (f *flight) finish(e attempt.Finish) {
+	f.bill(e.Outcome)
 	f.noteOutcome(e)
 	f.g.record.Request(f.pool.name, f.model, e.Outcome, e.Code)
 	if !f.g.log.Enabled(f.ctx, slog.LevelDebug) {

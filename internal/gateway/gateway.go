@@ -36,6 +36,7 @@ import (
 	"github.com/headgate/headgate/internal/dialect/openai"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/lease"
+	"github.com/headgate/headgate/internal/rate"
 	"github.com/headgate/headgate/internal/route"
 	"github.com/headgate/headgate/internal/schedule"
 )
@@ -123,6 +124,8 @@ type state struct {
 	routes *route.Table
 	pools  map[string]*pool
 	keys   *auth.Keys
+
+	allowances map[string]*rate.Allowance // by key
 }
 
 // New makes a Gateway and begins to probe its endpoints. End it with Drain.
@@ -199,6 +202,7 @@ func (g *Gateway) Reload(c *config.Config) error {
 			return err
 		}
 	}
+	next.allowances = allowances(time.Now(), c.RateLimits(), old.allowances)
 	g.state.Store(next)
 	for name, p := range old.pools {
 		if next.pools[name] == nil {
@@ -362,14 +366,16 @@ func (g *Gateway) Serve(ex Exchange) {
 }
 
 func (g *Gateway) serveInference(ex Exchange, id inference.RequestID, d dialect.Dialect) {
-	a, err := g.admit(ex, id, d)
+	m := &metered{Exchange: ex}
+	defer m.void()
+	a, err := g.admit(m, id, d)
 	if err != nil {
-		g.refuse(ex, id, d, err)
+		g.refuse(m, id, d, err)
 		return
 	}
 	f, err := g.open(a)
 	if err != nil {
-		g.refuse(ex, a.id, d, err)
+		g.refuse(m, a.id, d, err)
 		return
 	}
 	if f != nil {

@@ -24,6 +24,8 @@ type Recorder interface {
 	Retry(pool string, after inference.Verdict)
 	// RetryDenied: it is not, for this reason.
 	RetryDenied(pool string, reason inference.Code)
+	// RateLimited: a request of a key was refused because of this limit.
+	RateLimited(key, limit string)
 	// LateChunks: writes that a closed gate stopped.
 	LateChunks(n int)
 }
@@ -36,4 +38,5 @@ func (discard) Gap(string, string, time.Duration)                         {}
 func (discard) Attempt(string, inference.Verdict, inference.Proof)        {}
 func (discard) Retry(string, inference.Verdict)                           {}
 func (discard) RetryDenied(string, inference.Code)                        {}
+func (discard) RateLimited(string, string)                                {}
 func (discard) LateChunks(int)                                            {}

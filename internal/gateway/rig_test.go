@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -223,6 +224,7 @@ type records struct {
 	outcomes []string
 	attempts []string
 	proofs   []string // verdict/proof of each attempt
+	over     []string // key/limit of each that was rate limited
 	ended    chan struct{}
 }
 
@@ -237,6 +239,16 @@ func (r *records) Attempt(_ string, v inference.Verdict, p inference.Proof) {
 	r.attempts = append(r.attempts, v.String())
 	r.proofs = append(r.proofs, v.String()+"/"+p.String())
 	r.mu.Unlock()
+}
+func (r *records) RateLimited(key, limit string) {
+	r.mu.Lock()
+	r.over = append(r.over, key+"/"+limit)
+	r.mu.Unlock()
+}
+func (r *records) limited() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.over)
 }
 func (r *records) FirstOutput(string, string, time.Duration) {}
 func (r *records) Gap(string, string, time.Duration)         {}

@@ -43,6 +43,7 @@ type Metrics struct {
 	attempts    *prometheus.CounterVec
 	retries     *prometheus.CounterVec
 	retryDenied *prometheus.CounterVec
+	rateLimited *prometheus.CounterVec
 	lateChunks  prometheus.Counter
 }
 
@@ -60,6 +61,7 @@ func New(version string) *Metrics {
 		attempts:    counter("attempts_total", "Attempts by how they ended and what proves that they are over.", "pool", "verdict", "fence_proof"),
 		retries:     counter("retries_total", "Attempts that were repeated, by why.", "pool", "verdict"),
 		retryDenied: counter("retry_denied_total", "Attempts that might have been repeated and were not, by why.", "pool", "reason"),
+		rateLimited: counter("rate_limited_total", "Requests refused because their API key was over a limit, requests or tokens per minute.", "key", "limit"),
 		lateChunks: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "late_chunks_total", Help: "Writes of attempts that no longer owned their client's answer; all were dropped.",
 		}),
@@ -68,7 +70,7 @@ func New(version string) *Metrics {
 		Namespace: namespace, Name: "build_info", Help: "Always 1; the version is a label.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	m.registry.MustRegister(m.requests, m.firstOutput, m.interOutput, m.attempts, m.retries, m.retryDenied, m.lateChunks, info,
+	m.registry.MustRegister(m.requests, m.firstOutput, m.interOutput, m.attempts, m.retries, m.retryDenied, m.rateLimited, m.lateChunks, info,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -142,6 +144,9 @@ func (m *Metrics) Retry(pool string, after inference.Verdict) {
 func (m *Metrics) RetryDenied(pool string, reason inference.Code) {
 	m.retryDenied.WithLabelValues(pool, string(reason)).Inc()
 }
+
+// RateLimited implements gateway.Recorder. Keys are those of the configuration.
+func (m *Metrics) RateLimited(key, limit string) { m.rateLimited.WithLabelValues(key, limit).Inc() }
 
 // LateChunks implements gateway.Recorder.
 func (m *Metrics) LateChunks(n int) { m.lateChunks.Add(float64(n)) }

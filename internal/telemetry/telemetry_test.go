@@ -63,6 +63,15 @@ func TestModelNamesFromClientsAreBounded(t *testing.T) {
 	}
 }
 
+func TestRefusalsOfKeysAreCountedByLimit(t *testing.T) {
+	m := New("test")
+	m.RateLimited("team-a", "tokens")
+	m.RateLimited("team-a", "tokens")
+	if got, want := scrape(t, m), `headgate_rate_limited_total{key="team-a",limit="tokens"} 2`; !strings.Contains(got, want) {
+		t.Errorf("no %s in\n%s", want, got)
+	}
+}
+
 // OBS-5: an endpoint has its series from the first scrape.
 func TestEndpointsAreThereFromTheFirstScrape(t *testing.T) {
 	m := New("test")

@@ -701,4 +701,5 @@ func (l *ledger) RetryDenied(pool string, reason inference.Code) {
 
 func (l *ledger) FirstOutput(string, string, time.Duration) {}
 func (l *ledger) Gap(string, string, time.Duration)         {}
+func (l *ledger) RateLimited(string, string)                {}
 func (l *ledger) LateChunks(int)                            {}
