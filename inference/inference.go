@@ -169,6 +169,7 @@ type Endpoint struct {
 	URL      string // base URL, http or https, without a trailing slash
 	Revision string // model revision, "" when unknown
 	Guard    string // its guard's control port as host:port, GuardAuto, or "" for none
+	Labels   Labels // that the configuration gave it
 }
 
 // GuardAuto says that an endpoint has a guard, which tells its control port when

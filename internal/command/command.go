@@ -49,7 +49,7 @@ func newRoot(plugins map[string]plugin.Factory) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newServe(plugins), newGuard(), newDemo(), newSim(), newBench(), newCheck(), newJournal(), newExplain(), newReplay(), newLab(), newVersion())
+	root.AddCommand(newServe(plugins), newGuard(), newDemo(), newSim(), newBench(), newCheck(plugins), newJournal(), newExplain(), newReplay(), newLab(), newVersion())
 	return root
 }
 

@@ -16,10 +16,9 @@ import (
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/filewatch"
 	"github.com/headgate/headgate/internal/lifecycle"
-	"github.com/headgate/headgate/plugin"
 )
 
-func newServe(plugins map[string]plugin.Factory) *cobra.Command {
+func newServe(plugins lifecycle.Plugins) *cobra.Command {
 	f := serveFlags{plugins: plugins}
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -45,7 +44,7 @@ SIGHUP; one with mistakes leaves the old configuration in force.`,
 }
 
 type serveFlags struct {
-	plugins   map[string]plugin.Factory
+	plugins   lifecycle.Plugins
 	file      string
 	upstreams []string
 	listen    string
@@ -66,7 +65,7 @@ func (f *serveFlags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	with := []lifecycle.Option{lifecycle.Plugins(f.plugins)}
+	with := []lifecycle.Option{f.plugins.Option()}
 	if f.trace != "" {
 		trace, err := os.OpenFile(f.trace, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
@@ -104,7 +103,7 @@ func (f *serveFlags) load() (*config.Config, error) {
 		}
 		return f.override(c)
 	}
-	c, err := config.Load(f.file)
+	c, err := config.Load(f.file, f.plugins.Check)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +168,7 @@ func (f *serveFlags) watch(known []byte, log *slog.Logger, reload func(*config.C
 }
 
 func (f *serveFlags) reload(data []byte, reload func(*config.Config) error) error {
-	c, err := config.Parse(f.file, data)
+	c, err := config.Parse(f.file, data, f.plugins.Check)
 	if err != nil {
 		return err
 	}

@@ -440,6 +440,14 @@ type Routing struct {
 	// least_load.
 	Profile string `yaml:"profile"`
 
+	// The plugins that choose, instead of a profile; docs/routing.md lists them.
+	// Default: the profile's.
+	Plugins []PluginUse `yaml:"plugins"`
+
+	// What chooses where the filters of everything before leave no engine, in this
+	// order. Default: none, and such filters are disregarded.
+	Fallbacks []Fallback `yaml:"fallbacks"`
+
 	// By when the first output of a streamed answer should come, for the choice
 	// alone: nothing is ended when it is missed. A duration; 0s is no target.
 	TTFT Duration `yaml:"ttft"`
@@ -457,6 +465,28 @@ const (
 	GuardAuto     = "auto"
 	GuardOff      = "off"
 )
+
+// PluginUse is one plugin of a choice.
+type PluginUse struct {
+	// The plugin's name.
+	Plugin string `yaml:"plugin"`
+
+	// What its scores are multiplied by before they are added: above 0. Only for
+	// plugins that score.
+	Weight float64 `yaml:"weight"`
+
+	// The plugin's own options; its README says which there are. Default: none.
+	Options Options `yaml:"options"`
+}
+
+// Fallback is another way to choose an engine: by a profile or by plugins.
+type Fallback struct {
+	// cost, weighted or least_load. Default: none, and plugins are given.
+	Profile string `yaml:"profile"`
+
+	// The plugins that choose, instead of a profile.
+	Plugins []PluginUse `yaml:"plugins"`
+}
 
 // Profiles of Routing.
 const (
@@ -510,6 +540,11 @@ type Endpoint struct {
 	// asks at the url, which is the guard's then. Default: there is none, unless
 	// the pool's guard is required.
 	Guard GuardAddress `yaml:"guard"`
+
+	// Words that routing plugins may go by, as {zone: eu-1}. Names have up to 63
+	// letters, digits, dots, slashes, hyphens and underscores, values up to 63
+	// characters. Default: none.
+	Labels map[string]string `yaml:"labels"`
 
 	// True when the engine is to get no new requests, whatever other sources
 	// say; those that it has go on.

@@ -341,7 +341,7 @@ func TestLists(t *testing.T) {
 	} {
 		list, err := config.ParseEndpoints("x", []byte(data))
 		want := []config.Endpoint{{URL: "http://a:80"}, {URL: "http://[::1]:8000", ModelRevision: "r", Draining: true}}
-		if err != nil || !slices.Equal(list, want) {
+		if err != nil || !reflect.DeepEqual(list, want) {
 			t.Errorf("%s: %v, %v", data, list, err)
 		}
 	}
@@ -356,7 +356,7 @@ func TestLists(t *testing.T) {
 		{"- http://a", "x:1:3: [0]: must be a block of fields, not a text"},
 		{"- {url: a, wight: 1}\n- {draining: true}\n-\n- {url: 'http://b'}\n- {url: 'http://B:80'}\n",
 			"x:1:9: [0].url: must begin with http:// or https://\n" +
-				"x:1:12: [0].wight: unknown field: the fields here are url, model_revision, guard, draining\n" +
+				"x:1:12: [0].wight: unknown field: the fields here are url, model_revision, guard, labels, draining\n" +
 				"x:2:3: [1]: has no url\nx:3:2: [2]: has no url\nx:5:9: [4].url: http://b:80 is [3] too"},
 		{"[{\"url\": \"http://a\"", "x:2: not valid YAML at or below this line: did not find expected ',' or '}'"},
 		{strings.Repeat("- {url: 'http://a'}\n", 4097), "x: has more than 4096 engines"},

@@ -119,6 +119,10 @@ func (d *decoder) decode(at, n *yaml.Node, f field, v reflect.Value) {
 		d.scalar(n, f, v)
 		return
 	}
+	if o, ok := reflect.TypeAssert[*Options](v.Addr()); ok {
+		d.options(n, f, o)
+		return
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		d.structure(n, f, v)

@@ -43,6 +43,8 @@ func (l *Listener) setDefaults() {
 
 func (k *Key) setDefaults() { *k = Key{Models: []string{"*"}} }
 
+func (u *PluginUse) setDefaults() { *u = PluginUse{Weight: 1} }
+
 func (b *Backend) setDefaults() { *b = Backend{Weight: 1} }
 
 func (p *Pool) setDefaults() {

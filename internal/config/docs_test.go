@@ -67,7 +67,7 @@ func (w *reference) page(t *testing.T) string {
 	with, err := config.Parse("x.yaml", []byte(`
 routes: [{backends: [{pool: x}]}]
 keys: [{id: x, secret_sha256: "`+config.NewDigest("x").Hex()+`"}]
-pools: {x: {discovery: {static: [{url: "http://x:1"}]}}}`))
+pools: {x: {discovery: {static: [{url: "http://x:1"}]}, routing: {plugins: [{plugin: x}], fallbacks: [{plugins: [{plugin: x}]}]}}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,6 +137,8 @@ func holds(t reflect.Type) string {
 		return "URL"
 	case reflect.TypeFor[config.File]():
 		return "file name"
+	case reflect.TypeFor[config.Options]():
+		return "block"
 	case reflect.TypeFor[config.Duration](), reflect.TypeFor[config.Size](), reflect.TypeFor[config.Address](), reflect.TypeFor[config.Ratio]():
 		return strings.ToLower(t.Name())
 	}
@@ -163,7 +165,7 @@ func holds(t reflect.Type) string {
 
 // value shows a default; where it is none or depends, the comment says so.
 func value(name string, v reflect.Value) string {
-	if slices.Contains([]string{"pool", "url", "secret_sha256"}, name) {
+	if slices.Contains([]string{"pool", "url", "secret_sha256", "plugin"}, name) {
 		return "required"
 	}
 	if v.IsZero() && (v.Kind() == reflect.String || v.Kind() == reflect.Slice || v.Kind() == reflect.Map || v.Kind() == reflect.Struct || name == "max_body" || name == "port") {

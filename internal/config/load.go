@@ -22,9 +22,12 @@ import (
 // fileMax bounds a configuration file, in bytes.
 const fileMax = 4 << 20
 
+// A Check finds what Validate cannot know of, with paths like Validate's.
+type Check func(*Config) Problems
+
 // Load reads and checks a configuration file. What is wrong with its content
 // comes back as Problems, all at once.
-func Load(path string) (*Config, error) {
+func Load(path string, also ...Check) (*Config, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
@@ -34,13 +37,13 @@ func Load(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
-	return Parse(path, data)
+	return Parse(path, data, also...)
 }
 
 // Parse reads and checks the content of a configuration file. The name stands
 // in messages, and file names in the content are relative to its folder. An
 // empty file is Default.
-func Parse(name string, data []byte) (*Config, error) {
+func Parse(name string, data []byte, also ...Check) (*Config, error) {
 	root, problems := document(name, data)
 	if len(problems) > 0 {
 		return nil, problems
@@ -53,6 +56,12 @@ func Parse(name string, data []byte) (*Config, error) {
 	files(reflect.ValueOf(c).Elem(), filepath.Dir(name))
 	if d.nodes <= nodesMax {
 		d.addChecks(c.Validate())
+		// A value that is wrong by itself is not looked at again.
+		for _, check := range also {
+			if len(d.problems) == 0 {
+				d.addChecks(check(c))
+			}
+		}
 	}
 	if err := d.problems.sorted().err(); err != nil {
 		return nil, err

@@ -78,7 +78,7 @@ func (p Pool) Endpoints() []inference.Endpoint {
 // Endpoint is e as the rest of the program knows it, with the pool's model
 // revision where it has none of its own.
 func (e Endpoint) Endpoint(revision string) inference.Endpoint {
-	return inference.Endpoint{ID: inference.EndpointID(e.URL), URL: string(e.URL), Revision: cmp.Or(e.ModelRevision, revision), Guard: string(e.Guard)}
+	return inference.Endpoint{ID: inference.EndpointID(e.URL), URL: string(e.URL), Revision: cmp.Or(e.ModelRevision, revision), Guard: string(e.Guard), Labels: inference.NewLabels(e.Labels)}
 }
 
 // Secure reports whether the listener serves TLS.

@@ -77,11 +77,14 @@ const (
 	bodyMin      = 1 << 10
 	bodyMax      = 4 << 30
 	bearerMax    = 64 << 10
+	labelMax     = 63
+	weightMax    = 1e9
 )
 
 var (
-	idPattern   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-	namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	idPattern    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	namePattern  = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	labelPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$`)
 	// RFC 9110 §5.6.2, token.
 	headerPattern = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 )
@@ -360,6 +363,7 @@ func (k *checker) endpoints(path, name string, list []Endpoint) {
 	first := map[URL]int{}
 	for i, e := range list {
 		at := fmt.Sprintf("%s[%d]", path, i)
+		k.labels(at+".labels", e.Labels)
 		if e.URL == "" {
 			k.problem(at, "has no url")
 			continue
@@ -470,11 +474,52 @@ func (k *checker) scrape(path string, p Pool) {
 
 func (k *checker) routing(path string, r Routing) {
 	k.oneOf(path+".profile", r.Profile, ProfileCost, ProfileWeighted, ProfileLeastLoad)
+	if len(r.Plugins) > 0 && r.Profile != ProfileCost {
+		k.problem(path+".profile", "plugins are given, and they choose: leave one of the two out")
+	}
+	k.plugins(path+".plugins", r.Plugins)
+	for i, f := range r.Fallbacks {
+		at := fmt.Sprintf("%s.fallbacks[%d]", path, i)
+		switch {
+		case f.Profile == "" && len(f.Plugins) == 0:
+			k.problem(at, "has neither a profile nor plugins")
+		case f.Profile != "" && len(f.Plugins) > 0:
+			k.problem(at+".profile", "plugins are given, and they choose: leave one of the two out")
+		case f.Profile != "":
+			k.oneOf(at+".profile", f.Profile, ProfileCost, ProfileWeighted, ProfileLeastLoad)
+		}
+		k.plugins(at+".plugins", f.Plugins)
+	}
 	if r.TTFT != 0 {
 		k.noShorter(path+".ttft", r.TTFT, Duration(time.Millisecond))
 	}
 	if r.TPOT != 0 {
 		k.noShorter(path+".tpot", r.TPOT, Duration(5*time.Millisecond))
+	}
+}
+
+// plugins checks what can be said without knowing the plugins; a Check knows them.
+func (k *checker) plugins(path string, uses []PluginUse) {
+	for i, u := range uses {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if u.Plugin == "" {
+			k.problem(at, "has no plugin")
+		}
+		if !(u.Weight > 0 && u.Weight <= weightMax) {
+			k.problem(at+".weight", "%v is not above 0 and at most %v", u.Weight, weightMax)
+		}
+	}
+}
+
+func (k *checker) labels(path string, labels map[string]string) {
+	for name, value := range labels {
+		at := field{path: path}.key(name).path
+		if !labelPattern.MatchString(name) {
+			k.problem(at, "%s is not 1 to 63 letters, digits, dots, slashes, hyphens or underscores", quote(name))
+		}
+		if !cleanText(value) || len(value) > labelMax {
+			k.problem(at, "the value has control characters or more than %d bytes", labelMax)
+		}
 	}
 }
 

@@ -90,7 +90,7 @@ func (g *Gateway) Explain(q Question) *Explained {
 		out.Model = a.req.Model
 	}
 	if a.pool != nil {
-		out.Target, out.Pool, out.Profile = a.found.Model, a.found.Pool, a.pool.called
+		out.Target, out.Pool, out.Profile = a.found.Model, a.found.Pool, a.pool.called()
 		out.Route = &a.found.Route
 		for _, b := range state.routes.Backends(a.found.Route) {
 			out.Backends = append(out.Backends, PoolWeight{b.Pool, b.Weight})

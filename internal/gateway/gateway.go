@@ -85,9 +85,9 @@ type Config struct {
 	// one in memory, which refuses Idempotency-Keys.
 	Journal *journal.Journal
 
-	// Routing makes the named profile by which a pool's endpoints are chosen, one
-	// for each pool; a nil profile is least load, and so is a nil Routing.
-	Routing func(name string) (*schedule.Profile, error)
+	// Routing makes what a pool's endpoints are chosen by, one for each pool; a nil
+	// profile is least load, and so is a nil Routing.
+	Routing func(config.Routing) (*schedule.Profile, error)
 
 	// Trace gets a line for every event and effect of every request, in the
 	// form of internal/attempt/trace, while the request waits. Default: none.
@@ -99,7 +99,7 @@ type Gateway struct {
 	log     *slog.Logger
 	record  Recorder
 	tracer  *tracer // nil traces nothing
-	routing func(name string) (*schedule.Profile, error)
+	routing func(config.Routing) (*schedule.Profile, error)
 	state   atomic.Pointer[state]
 
 	self       lease.Gateway
@@ -188,7 +188,7 @@ func (g *Gateway) Reload(c *config.Config) error {
 		if next.pools[name], err = newPool(name, c.Pools[name], m); err != nil {
 			return err
 		}
-		if next.pools[name].chosenBy, err = before.or(c.Pools[name].Routing.Profile, g.routing); err != nil {
+		if next.pools[name].chosenBy, err = before.or(c.Pools[name].Routing, g.routing); err != nil {
 			return fmt.Errorf("pool %s: routing: %w", name, err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -124,19 +125,29 @@ func newMembers(g *Gateway, name string) *members {
 	return m
 }
 
-// chosenBy is the profile by which a pool's endpoints are chosen.
+// chosenBy is what a pool's endpoints are chosen by.
 type chosenBy struct {
-	called  string
+	how     config.Routing
 	profile *schedule.Profile
 }
 
-// or returns the profile of a name. One that stays keeps what its plugins know.
-func (b chosenBy) or(name string, makes func(string) (*schedule.Profile, error)) (chosenBy, error) {
-	if b.called == name || makes == nil {
+// or returns what another configuration says. One that stays keeps what its
+// plugins know.
+func (b chosenBy) or(how config.Routing, makes func(config.Routing) (*schedule.Profile, error)) (chosenBy, error) {
+	how.TTFT, how.TPOT = 0, 0 // are the book's
+	if makes == nil || reflect.DeepEqual(b.how, how) {
 		return b, nil
 	}
-	profile, err := makes(name)
-	return chosenBy{name, profile}, err
+	profile, err := makes(how)
+	return chosenBy{how, profile}, err
+}
+
+// called is the word for it.
+func (b chosenBy) called() string {
+	if len(b.how.Plugins) > 0 {
+		return "plugins"
+	}
+	return b.how.Profile
 }
 
 // configure gives the book a configuration's limits.

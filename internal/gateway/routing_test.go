@@ -4,18 +4,21 @@ package gateway_test
 
 import (
 	"fmt"
+	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/headgate/headgate/internal/schedule"
+	"github.com/headgate/headgate/internal/gateway"
+	"github.com/headgate/headgate/internal/lifecycle"
 	"github.com/headgate/headgate/internal/simengine"
 	"github.com/headgate/headgate/internal/simengine/model"
 	"github.com/headgate/headgate/plugins/standard"
 )
 
 // routing is what the process uses.
-func routing(name string) (*schedule.Profile, error) { return standard.Profile(name) }
+var routing = lifecycle.Plugins(standard.Plugins).Profile
 
 // TestNextTurnGoesWhereThePromptIs: a conversation stays on the engine that has
 // it cached, and conversations share the engines.
@@ -48,5 +51,34 @@ func TestNextTurnGoesWhereThePromptIs(t *testing.T) {
 	}
 	if len(homes) < 2 {
 		t.Errorf("all conversations are on one engine: %v", homes)
+	}
+}
+
+// TestPluginsOfTheConfigurationChoose: a filter by label, and a fallback where it
+// leaves nobody.
+func TestPluginsOfTheConfigurationChoose(t *testing.T) {
+	const plain = `{"model":"sim","messages":[{"role":"user","content":"hello"}]}`
+	for zone, want := range map[string][]int{"a": {6, 0, 0}, "nowhere": {0, 0, 6}} {
+		r, urls := newEngines(t, 3)
+		r.startYAML(fmt.Sprintf(`
+pools:
+  p:
+    discovery: {static: [{url: %q, labels: {zone: a}}, {url: %q, labels: {zone: b}}, {url: %q, labels: {zone: c}}]}
+    routing:
+      plugins: [{plugin: label, options: {in: {zone: [%s]}}}, {plugin: cost}, {plugin: idlest}]
+      fallbacks: [{plugins: [{plugin: label, options: {in: {zone: [c]}}}, {plugin: leastload}]}]
+`, urls[0], urls[1], urls[2], zone))
+		for range 6 {
+			if got := r.post(chatPath, plain); got.status != 200 {
+				t.Fatalf("status %d: %s", got.status, got.body)
+			}
+		}
+		if got := r.received(); !slices.Equal(got, want) {
+			t.Errorf("zone %s: engines got %v, want %v", zone, got, want)
+		}
+		e := r.gateway.Explain(gateway.Question{Path: chatPath, Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(plain)})
+		if e.Profile != "plugins" || e.Decision == nil || (e.Decision.Fallback > 0) != (zone == "nowhere") || e.Decision.Candidates[1].Out != "label: label zone" {
+			t.Errorf("zone %s: %+v", zone, e.Decision)
+		}
 	}
 }

@@ -25,9 +25,7 @@ import (
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/journal/sqlite"
-	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/internal/telemetry"
-	"github.com/headgate/headgate/plugin"
 	"github.com/headgate/headgate/plugins/standard"
 )
 
@@ -54,28 +52,12 @@ type Process struct {
 	failed  chan error
 }
 
-// routing makes profiles of the plugins of a build.
-func routing(known map[string]plugin.Factory) func(name string) (*schedule.Profile, error) {
-	return func(name string) (*schedule.Profile, error) {
-		if name == config.ProfileLeastLoad {
-			return nil, nil
-		}
-		return schedule.NewProfile(known, standard.Profiles[name])
-	}
-}
-
 // An Option is what a process is started with beyond its configuration.
 type Option func(*gateway.Config)
 
 // Trace writes what was decided for every request, and on what grounds, while
 // the request waits: for tests and reports of bugs.
 func Trace(w io.Writer) Option { return func(c *gateway.Config) { c.Trace = w } }
-
-// Plugins are the routing plugins that a configuration may name. Default: those of
-// plugins/standard.
-func Plugins(known map[string]plugin.Factory) Option {
-	return func(c *gateway.Config) { c.Routing = routing(known) }
-}
 
 // Start opens every listener and serves. When one can't be opened nothing is
 // left open.
@@ -85,7 +67,7 @@ func Start(c *config.Config, log *slog.Logger, version string, with ...Option) (
 	if err != nil {
 		return nil, err
 	}
-	gc := gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j, Routing: routing(standard.Plugins)}
+	gc := gateway.Config{Config: c, Log: log, Recorder: metrics, Journal: j, Routing: Plugins(standard.Plugins).Profile}
 	for _, option := range with {
 		option(&gc)
 	}

@@ -67,6 +67,8 @@ func NewProfile(known map[string]plugin.Factory, uses []Use) (*Profile, error) {
 			p.scorers, does = append(p.scorers, weighted{u.Plugin, weight, s}), true
 			_, patient := made.(plugin.Patient)
 			p.patient = p.patient || patient
+		} else if u.Weight != 0 && u.Weight != 1 {
+			return nil, fmt.Errorf("plugin %s does not score: its weight would have no effect", u.Plugin)
 		}
 		if k, ok := made.(plugin.Picker); ok {
 			if p.picker != nil {
@@ -122,10 +124,14 @@ func (p *Profile) Else(next *Profile) *Profile {
 	return &chain
 }
 
+// Filters reports whether the profile may leave nobody, so that a fallback makes
+// sense.
+func (p *Profile) Filters() bool { return len(p.filters) > 0 }
+
 // filtering reports whether some profile of the chain has filters.
 func (p *Profile) filtering() bool {
 	for ; p != nil; p = p.next {
-		if len(p.filters) > 0 {
+		if p.Filters() {
 			return true
 		}
 	}

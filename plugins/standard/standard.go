@@ -12,6 +12,7 @@ import (
 	"github.com/headgate/headgate/plugins/cost"
 	"github.com/headgate/headgate/plugins/idlest"
 	"github.com/headgate/headgate/plugins/kvcache"
+	"github.com/headgate/headgate/plugins/label"
 	"github.com/headgate/headgate/plugins/leastload"
 	"github.com/headgate/headgate/plugins/loraaffinity"
 	"github.com/headgate/headgate/plugins/prefixcache"
@@ -25,6 +26,7 @@ var Plugins = map[string]plugin.Factory{
 	"cost":         cost.New,
 	"idlest":       idlest.New,
 	"kvcache":      kvcache.New,
+	"label":        label.New,
 	"leastload":    leastload.New,
 	"loraaffinity": loraaffinity.New,
 	"prefixcache":  prefixcache.New,

@@ -7,23 +7,16 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
-	"regexp"
 	"testing"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/headgate/headgate/inference"
-	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/plugin"
 )
 
-var example = regexp.MustCompile("(?s)```yaml\n(.*?)```")
-
-// TestExamplesAreWhatTheyShow: each plugin has a README, and the configuration
-// that it shows makes that plugin.
-func TestExamplesAreWhatTheyShow(t *testing.T) {
+// TestFoldersAreListed: a plugin that is in no list can't be used, and every one
+// refuses what it doesn't know. internal/lifecycle checks the examples of READMEs.
+func TestFoldersAreListed(t *testing.T) {
 	folders, err := os.ReadDir("..")
 	if err != nil {
 		t.Fatal(err)
@@ -34,41 +27,12 @@ func TestExamplesAreWhatTheyShow(t *testing.T) {
 		}
 		if Plugins[f.Name()] == nil {
 			t.Errorf("plugins/%s is in no list", f.Name())
+		} else if _, err := Plugins[f.Name()](options(t, map[string]any{"noSuchOption": 1})); err == nil {
+			t.Errorf("%s takes an option that it does not have", f.Name())
 		}
 	}
-	for name := range Plugins {
-		text, err := os.ReadFile(filepath.Join("..", name, "README.md"))
-		if err != nil {
-			t.Error(err)
-			continue
-		}
-		block := example.FindSubmatch(text)
-		if block == nil {
-			t.Errorf("%s: the README shows no configuration", name)
-			continue
-		}
-		var shown struct {
-			Plugin  string
-			Weight  float64
-			Options map[string]any
-		}
-		d := yaml.NewDecoder(bytes.NewReader(block[1]))
-		d.KnownFields(true)
-		if err := d.Decode(&shown); err != nil || shown.Plugin != name {
-			t.Errorf("%s: the example names %q: %v", name, shown.Plugin, err)
-			continue
-		}
-		use := schedule.Use{Plugin: shown.Plugin, Weight: shown.Weight, Options: options(t, shown.Options)}
-		uses := []schedule.Use{use}
-		if name == "random" || name == "idlest" {
-			uses = append(uses, schedule.Use{Plugin: "cost"})
-		}
-		if _, err := schedule.NewProfile(Plugins, uses); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if _, err := Plugins[name](options(t, map[string]any{"noSuchOption": 1})); err == nil {
-			t.Errorf("%s takes an option that it does not have", name)
-		}
+	if len(folders) != len(Plugins)+1 {
+		t.Errorf("%d folders and %d plugins", len(folders), len(Plugins))
 	}
 }
 
@@ -211,5 +175,25 @@ func TestIdlestPicksTheLeastLoadedOfTheNearBest(t *testing.T) {
 	}
 	if got[0] != 0 || got[2] != 0 || got[1] < 70 || got[3] < 70 || got[4] < 70 {
 		t.Errorf("picked %v, want one of the three that carry 3", got)
+	}
+}
+
+func TestLabelsFilter(t *testing.T) {
+	made, err := Plugins["label"](options(t, map[string]any{"in": map[string]any{"zone": []string{"a", "b"}}, "absent": []string{"spot"}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, labels := range map[string]map[string]string{
+		"":           {"zone": "b", "other": "x"},
+		"label zone": {"zone": "c"},
+		"label spot": {"zone": "a", "spot": ""},
+	} {
+		c := plugin.Candidate{Endpoint: &inference.Endpoint{Labels: inference.NewLabels(labels)}}
+		if got := made.(plugin.Filter).Filter(&plugin.Request{}, &c); got != want {
+			t.Errorf("%v: out because of %q, want %q", labels, got, want)
+		}
+	}
+	if got := made.(plugin.Filter).Filter(&plugin.Request{}, &plugin.Candidate{Endpoint: &inference.Endpoint{}}); got != "label zone" {
+		t.Errorf("without labels: %q", got)
 	}
 }
