@@ -4,6 +4,7 @@ package sim
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/headgate/headgate/inference"
@@ -137,12 +138,29 @@ func (f *flight) ask(a schedule.Ask) schedule.Ask {
 	return a
 }
 
+// pick leaves one endpoint of those that may be asked for, by chance: what holds
+// must hold wherever a policy sends a request, and a scenario that was found
+// stays one when policies change.
+func (f *flight) pick(a schedule.Ask) schedule.Ask {
+	var left []inference.EndpointID
+	for _, e := range f.g.pool.Endpoints {
+		if !slices.Contains(a.Exclude, e.ID) {
+			left = append(left, e.ID)
+		}
+	}
+	if len(left) > 1 {
+		at := f.w.rnd.IntN(len(left))
+		a.Exclude = append(slices.Clone(a.Exclude), slices.Delete(left, at, at+1)...)
+	}
+	return a
+}
+
 // reserve asks for a place, for a while.
 func (f *flight) reserve(a schedule.Ask, until time.Time) {
 	if f.machine.Phase() == inference.Terminal {
 		return
 	}
-	place, err := f.g.book.Reserve(f.g.now(), &f.g.pool, f.ask(a))
+	place, err := f.g.book.Reserve(f.g.now(), &f.g.pool, f.pick(f.ask(a)))
 	switch {
 	case err != nil && f.g.now().Before(until):
 		f.g.later(100*time.Millisecond, func() { f.reserve(a, until) })
