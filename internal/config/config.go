@@ -452,10 +452,11 @@ type Routing struct {
 	// alone: nothing is ended when it is missed. A duration; 0s is no target.
 	TTFT Duration `yaml:"ttft"`
 
-	// How long each token after the first may take on average, for the choice
-	// alone. With a target, a prompt is kept away from engines where it would hold
-	// up streams that could not catch up. Too low a target is worse than one too
-	// high. A duration of at least 5ms; 0s is no target.
+	// How long each token after the first may take on average. With a target, a
+	// prompt is kept away from engines where it would hold up streams that could
+	// not catch up, and an engine whose streams come near the target gets nothing
+	// more until they are faster. Too low a target is worse than one too high. A
+	// duration of at least 5ms; 0s is no target.
 	TPOT Duration `yaml:"tpot"`
 }
 

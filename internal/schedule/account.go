@@ -51,6 +51,7 @@ type account struct {
 
 	// Of the round under way.
 	room   room
+	opens  float64 // seconds until a busy one has room, as expected
 	passed float64 // prefill in seconds of requests that were passed over
 
 	gone   bool // left the pool; dropped at the last release

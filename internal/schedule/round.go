@@ -17,6 +17,7 @@ type Limits struct {
 	// Concurrency is how many requests an endpoint may have in flight. 0: no limit.
 	Concurrency int
 	// Prefill closes an endpoint while that much prefill is pending there. 0: never.
+	// As the endpoint gets crowded it is less.
 	Prefill time.Duration
 	// Waiting closes an endpoint while its engine says that so many requests wait
 	// in it, and some of ours may be among them. 0: never.
@@ -26,6 +27,18 @@ type Limits struct {
 // kvFull is the share of KV memory in use from which an engine would have to
 // preempt a request to take another.
 const kvFull = 0.97
+
+// A crowded endpoint's streams are so slow that another might push all of them
+// over the target per token. It gets no more until that has passed. Before that it
+// gets less prefill at a time, so that it is not closed for long.
+const (
+	crowdedAt = 0.85 // share of the target; what is left is for those that have just begun
+	crowdEase = 0.8  // of that, from where on it gets less
+
+	// An engine that hardly meets the target with one stream can't be made to by
+	// giving it one at a time. It is crowded at so many times its best pace.
+	crowdBest = 1.5
+)
 
 // room is whether an endpoint can take one more request.
 type room uint8
@@ -57,7 +70,7 @@ type Round struct {
 type Load struct {
 	Endpoints int           // that could be used
 	Prefill   time.Duration // pending on all of them
-	Used      float64       // mean share of them in use, by the limit on requests and by KV memory; 0 to 1
+	Used      float64       // mean share of them in use, by the limit on requests, KV memory and the pace of streams; 0 to 1
 }
 
 // Bid is where a request would go now.
@@ -118,7 +131,7 @@ func (r *Round) survey() {
 		r.load.Used += b.used(r.now, a)
 		switch {
 		case a.room == busy:
-			r.opens = min(r.opens, ahead-b.config.Limits.Prefill.Seconds())
+			r.opens = min(r.opens, a.opens)
 		case a.room == roomy && r.now.Before(a.ejectedUntil):
 			standby++
 		case a.room == roomy:
@@ -150,17 +163,36 @@ func (b *Book) roomOf(now time.Time, a *account) room {
 		return full
 	case says && s.KVUsage.Known && s.KVUsage.V >= kvFull:
 		return full
-	case limits.Prefill > 0 && a.ahead(b.seconds(now)) >= limits.Prefill.Seconds():
+	}
+	at := b.seconds(now)
+	slow := b.slow(at, a)
+	if slow >= 1 {
+		a.opens = crowdLook
 		return busy
+	}
+	if limits.Prefill > 0 {
+		most := limits.Prefill.Seconds() * min((1-slow)/(1-crowdEase), 1)
+		if a.opens = a.ahead(at) - most; a.opens >= 0 {
+			return busy
+		}
 	}
 	return roomy
 }
 
+// slow is how near an endpoint's streams are to being crowded: 1 is the limit.
+func (b *Book) slow(at float64, a *account) float64 {
+	if b.config.TPOT <= 0 {
+		return 0
+	}
+	pace := a.perToken(at)
+	return pace / max(crowdedAt*b.config.TPOT.Seconds(), crowdBest*a.crowd.best)
+}
+
 // used is the share of an endpoint that is in use.
 func (b *Book) used(now time.Time, a *account) float64 {
-	used := 0.0
+	used := b.slow(b.seconds(now), a)
 	if n := b.config.Limits.Concurrency; n > 0 {
-		used = float64(a.inflight) / float64(n)
+		used = max(used, float64(a.inflight)/float64(n))
 	}
 	if kv := a.scraped.KVUsage; kv.Known && a.inflight > 0 && a.scraped.believed(now, b.config.ScrapeStale) {
 		used = max(used, kv.V)
@@ -226,12 +258,11 @@ func (r *Round) Take(ask *Ask) *Reservation {
 		b.budget.first(r.now)
 	}
 	place := b.reserve(r.now, ask, &r.choice)
-	at := b.seconds(r.now)
 	if a.room = b.roomOf(r.now, a); a.room != roomy {
 		r.rooms--
 	}
 	if a.room == busy {
-		r.opens = min(r.opens, a.ahead(at)-b.config.Limits.Prefill.Seconds())
+		r.opens = min(r.opens, a.opens)
 	}
 	return place
 }

@@ -215,3 +215,126 @@ func TestABidWithoutAnEndpointSaysWhy(t *testing.T) {
 		t.Errorf("bid %+v, load %+v, opens %v", bid, round.Load(), round.Opens())
 	}
 }
+
+// A paced is streams on one endpoint whose tokens come at a set pace.
+type paced struct {
+	b       *schedule.Book
+	pool    *fleet.Pool
+	now     time.Time
+	streams []*schedule.Reservation
+	tokens  float64
+}
+
+func newPaced(t *testing.T) *paced {
+	t.Helper()
+	profile, err := standard.Profile(standard.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &paced{
+		b: schedule.NewBook(schedule.Config{
+			Profile: profile, TPOT: 100 * time.Millisecond, Limits: schedule.Limits{Prefill: 250 * time.Millisecond},
+		}, rand.New(rand.NewPCG(1, 2))),
+		pool: newPool(1), now: start, tokens: 1,
+	}
+}
+
+func (p *paced) begin(n int) {
+	for range n {
+		ask := prompt(len(p.streams), len(p.streams), 300)
+		ask.Stream = true
+		r, err := p.b.Reserve(p.now, p.pool, ask)
+		if err != nil {
+			panic(err)
+		}
+		r.FirstOutput(p.now)
+		r.Tokens(int(p.tokens))
+		p.streams = append(p.streams, r)
+	}
+}
+
+// play lets time pass, with a look at the endpoint now and then.
+func (p *paced) play(took, perToken time.Duration) {
+	const look = 50 * time.Millisecond
+	for range took / look {
+		p.now = p.now.Add(look)
+		p.tokens += float64(look) / float64(perToken)
+		for _, r := range p.streams {
+			r.Tokens(int(p.tokens))
+		}
+		p.b.Begin(p.now, p.pool).End()
+	}
+}
+
+// takes is how many requests go to the endpoint now. They are given back.
+func (p *paced) takes() int {
+	taken := take(p.b, p.now, p.pool, 300, 50)
+	for _, r := range taken {
+		r.Release()
+	}
+	return len(taken)
+}
+
+func (p *paced) look() (schedule.Load, time.Duration) {
+	round := p.b.Begin(p.now, p.pool)
+	defer round.End()
+	return round.Load(), round.Opens()
+}
+
+// An engine that puts prefill first begins every answer in time, however many it
+// has. That its streams get slow is what shows that it has too many.
+func TestACrowdedEndpointIsClosedUntilItsStreamsGetOn(t *testing.T) {
+	p := newPaced(t)
+	p.begin(20)
+	p.play(5*time.Second, 30*time.Millisecond)
+	roomy := p.takes()
+	if load, _ := p.look(); roomy == 0 || load.Used < 0.3 || load.Used > 0.4 {
+		t.Fatalf("at 30 ms per token %d went and %.2f is in use, want some and 30/85", roomy, load.Used)
+	}
+	p.play(10*time.Second, 80*time.Millisecond)
+	if n := p.takes(); n == 0 || n >= roomy {
+		t.Errorf("at 80 ms per token %d went, want fewer than %d and some", n, roomy)
+	}
+	p.play(10*time.Second, 90*time.Millisecond)
+	if n := p.takes(); n != 0 {
+		t.Errorf("at 90 ms per token %d went, want none", n)
+	}
+	if load, opens := p.look(); load.Used != 1 || opens <= 0 {
+		t.Errorf("at 90 ms per token %.2f is in use, and it opens in %v: want 1, and soon", load.Used, opens)
+	}
+	p.play(2*time.Second, 30*time.Millisecond)
+	if n := p.takes(); n == 0 {
+		t.Error("none went although the streams get on again")
+	}
+}
+
+// One request at a time would not make a slow engine faster.
+func TestASlowEngineIsNotCrowdedByOneStream(t *testing.T) {
+	p := newPaced(t)
+	p.begin(1)
+	p.play(20*time.Second, 200*time.Millisecond)
+	if n := p.takes(); n == 0 {
+		t.Fatal("an engine of 200 ms per token takes one request only")
+	}
+	p.begin(10)
+	p.play(20*time.Second, 320*time.Millisecond)
+	if n := p.takes(); n != 0 {
+		t.Errorf("%d went at 1.6 times its best pace, want none", n)
+	}
+}
+
+func TestAnEndpointWhoseStreamsHaveEndedIsNotCrowded(t *testing.T) {
+	p := newPaced(t)
+	p.begin(20)
+	p.play(10*time.Second, 30*time.Millisecond)
+	p.play(10*time.Second, 150*time.Millisecond)
+	if n := p.takes(); n != 0 {
+		t.Fatalf("%d went, want none", n)
+	}
+	for _, r := range p.streams {
+		r.Release()
+	}
+	if n := p.takes(); n == 0 {
+		t.Error("none went to an idle endpoint")
+	}
+}

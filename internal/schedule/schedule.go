@@ -271,6 +271,7 @@ func (b *Book) Restarted(id inference.EndpointID) {
 	a := b.account(id)
 	b.unlearn(a)
 	a.scraped = scraped{asked: a.scraped.asked}
+	a.crowd.best = 0
 	b.touch(a)
 }
 

@@ -41,7 +41,8 @@ type traffic struct {
 	batchWork float64 // work of the first outputs that came at lastFirst
 	batchTook float64 // and how long they took; 0: nothing to observe
 	gap       float64 // time per token while no prefill is pending
-	capacity  int     // in blocks of the index
+	crowd     crowd
+	capacity  int // in blocks of the index
 
 	adapters adapters
 }
@@ -124,6 +125,7 @@ func (t *traffic) dispatch(r *Reservation) {
 	t.work += r.work
 	t.waiting += r.fresh
 	t.quiet, t.stallsKnown = false, false
+	t.crowd.quiet.broken = true
 }
 
 // begin notes the first output of a pending reservation. What it teaches about
@@ -146,7 +148,7 @@ func (t *traffic) begin(r *Reservation, now float64, pool *cost.Line) {
 		t.batchWork += r.work
 		t.lastFirst = now
 	}
-	r.first = now
+	r.first, r.counted = now, 1
 	r.begun = true
 	t.running = append(t.running, r)
 	t.context += r.prompt
@@ -228,6 +230,68 @@ func (t *traffic) pace(now float64) {
 	t.quiet = len(t.pending) == 0
 }
 
+// crowd is how fast the streams of an engine get on, whatever else it does
+// meanwhile. First outputs don't tell: an engine that puts prefill first begins
+// every answer in time, and when it has too many ends none in time.
+type crowd struct {
+	at              float64 // of the last look
+	seconds, tokens float64 // of all streams, old ones fading
+
+	quiet struct {
+		broken          bool    // prefill came since the last look
+		seconds, tokens float64 // since there was no prefill
+	}
+	best float64 // least time per token without prefill; 0: not known
+}
+
+const (
+	crowdLook  = 0.1 // seconds between two looks
+	crowdFade  = 2.0 // seconds in which what was seen loses two thirds of its weight
+	crowdLeast = 4   // tokens from which a pace is known
+)
+
+// perToken is the streams' time per token of late, 0 if it is not known.
+func (t *traffic) perToken(now float64) float64 {
+	c := &t.crowd
+	if len(t.running) == 0 {
+		c.at, c.seconds, c.tokens = now, 0, 0
+		return 0
+	}
+	if since := now - c.at; since >= crowdLook {
+		seconds, tokens := 0.0, 0.0
+		for _, r := range t.running {
+			if k := int(r.tokens.Load()); r.streams {
+				seconds += now - max(c.at, r.first)
+				tokens += float64(max(k-r.counted, 0))
+				r.counted = k
+			}
+		}
+		keep := math.Exp(-since / crowdFade)
+		c.at, c.seconds, c.tokens = now, keep*c.seconds+seconds, keep*c.tokens+tokens
+		c.rest(seconds, tokens)
+		c.quiet.broken = len(t.pending) > 0
+	}
+	if c.tokens < crowdLeast {
+		return 0
+	}
+	return c.seconds / c.tokens
+}
+
+// rest learns how fast the engine is when it does nothing but generate.
+func (c *crowd) rest(seconds, tokens float64) {
+	q := &c.quiet
+	if q.broken {
+		q.seconds, q.tokens = 0, 0
+		return
+	}
+	if q.seconds, q.tokens = q.seconds+seconds, q.tokens+tokens; q.tokens >= crowdLeast {
+		if pace := q.seconds / q.tokens; c.best == 0 || pace < c.best {
+			c.best = pace
+		}
+		q.seconds, q.tokens = 0, 0
+	}
+}
+
 // stale reports whether the table should be made anew.
 func (t *traffic) stale(now float64) bool {
 	return !t.stallsKnown || now-t.stallsAt > stallsFresh
@@ -249,6 +313,7 @@ type progress struct {
 	tokens  atomic.Int64
 	seen    int
 	looked  bool
+	counted int // tokens, at the last look at the crowd
 }
 
 // adapters are those used lately, the newest last. An engine's own list shows
