@@ -332,8 +332,10 @@ func (f *flight) readFailed(err error) attempt.Event {
 		// The decoder's: the bytes are not what their content coding says.
 		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the answer can't be decoded"}
 	}
-	// The answer itself is whole; only the end marker is missing.
-	if t.stream != nil && t.stream.Complete() && (end.Cause == upstream.Timeout || end.Cause == upstream.ClosedFIN) {
+	// The answer itself is whole; only the end marker is missing. A guard's word
+	// that the attempt is over may come before the end of its connection.
+	over := end.Cause == upstream.Timeout || end.Cause == upstream.ClosedFIN || errors.Is(context.Cause(t.ctx), errProved)
+	if over && t.stream != nil && t.stream.Complete() {
 		return attempt.Answered{N: t.n, Stream: true, MarkerMissing: true}
 	}
 	return f.evidence(end)
