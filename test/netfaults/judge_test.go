@@ -7,7 +7,6 @@ package netfaults
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -56,37 +55,29 @@ func endingOf(a check.Answer) ending {
 
 // record is the part of a journal's record that is judged.
 type record struct {
-	Outcome    string `json:"outcome"`
-	Code       string `json:"code"`
-	FirstDelta bool   `json:"first_delta_sent"`
-	Attempts   []struct {
-		N       int    `json:"attempt"`
-		State   string `json:"state"`
-		Verdict string `json:"verdict"`
-		Level   string `json:"fence_level"`
-		Proof   string `json:"fence_proof"`
-	} `json:"attempts"`
+	Outcome    string  `json:"outcome"`
+	Code       string  `json:"code"`
+	FirstDelta bool    `json:"first_delta_sent"`
+	Attempts   []tried `json:"attempts"`
+}
+
+type tried struct {
+	N       int    `json:"attempt"`
+	State   string `json:"state"`
+	Verdict string `json:"verdict"`
+	Level   string `json:"fence_level"`
+	Proof   string `json:"fence_proof"`
 }
 
 // record asks the gateway what became of a request.
 func (r *run) record(id string) (record, error) {
-	req, err := http.NewRequest(http.MethodGet, fmt.Sprintf("http://%s:%d/v1/requests/%s", r.lane.nodes[0].addr, gatewayPort, id), nil)
-	if err != nil {
-		return record{}, err
-	}
-	req.Header.Set("Authorization", "Bearer "+secret)
-	res, err := r.client.Do(req)
-	if err != nil {
-		return record{}, err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
 	var rec record
+	body, err := r.get(gatewayPort, "/v1/requests/"+id)
 	if err == nil {
 		err = json.Unmarshal(body, &rec)
 	}
-	if err != nil || res.StatusCode != http.StatusOK {
-		return rec, fmt.Errorf("record of %s: %d %s: %w", id, res.StatusCode, body, err)
+	if err != nil {
+		return rec, fmt.Errorf("record of %s: %w", id, err)
 	}
 	return rec, nil
 }
@@ -99,13 +90,7 @@ func (r *run) finished(id string) record {
 	var err error
 	late := poll("outcome of "+id, func() bool {
 		rec, err = r.record(id)
-		return err == nil && rec.Outcome != "" && !slices.ContainsFunc(rec.Attempts, func(a struct {
-			N       int    `json:"attempt"`
-			State   string `json:"state"`
-			Verdict string `json:"verdict"`
-			Level   string `json:"fence_level"`
-			Proof   string `json:"fence_proof"`
-		}) bool {
+		return err == nil && rec.Outcome != "" && !slices.ContainsFunc(rec.Attempts, func(a tried) bool {
 			return a.State == "fencing" && a.Level == "lease"
 		})
 	})
@@ -192,6 +177,9 @@ func (r *run) agree(a *asked) record {
 		}
 	}
 	for i, t := range rec.Attempts {
+		if want := map[bool]string{true: "lease", false: "transport"}[r.guarded]; t.Level != want || r.guarded && t.Proof == "transport" {
+			r.t.Errorf("attempt %d is fenced at level %s by %q", t.N, t.Level, t.Proof)
+		}
 		if i+1 < len(rec.Attempts) && (t.State != "fenced" || t.Proof == "") {
 			r.t.Errorf("I3: attempt %d was followed by another, and its state is %s, its proof %q", t.N, t.State, t.Proof)
 		}

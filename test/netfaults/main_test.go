@@ -32,7 +32,7 @@ var (
 const patience = 60 * time.Second
 
 // together is how many runs go on at the same time: most of a run is waiting.
-const together = 10
+const together = 8
 
 // What the tests use and the process inside the namespaces is told.
 const (

@@ -200,7 +200,7 @@ func (p *process) unread(port, bytes int) bool {
 func poll(what string, holds func() bool) error {
 	late := time.NewTimer(patience)
 	defer late.Stop()
-	tick := time.NewTicker(2 * time.Millisecond)
+	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !holds() {
 		select {

@@ -39,24 +39,52 @@ var points = []point{
 
 // stallTime is how long an engine is held at a point, unless a fault ends it. A
 // replica that was stopped or cut off speaks when it is over.
-const stallTime = 700 * time.Millisecond
+const stallTime = time.Second
 
 // limit is what a silent engine is given where silence is the fault: longer than
 // stallTime, so that a process that is woken after it has something to say.
-const limit = time.Second
+const limit = 1200 * time.Millisecond
 
 // A fault is something that is done to a replica, its link or the gateway.
 type fault struct {
 	name   string
-	hold   bool                       // with a relay, which holds bytes back
-	forget bool                       // the engine never goes on by itself
-	limits []string                   // the pool's timeouts, if silence must end it
-	strike func(s *story)             // at the point
-	mend   func(s *story)             // when the client's answer is over
-	before []ending                   // what clients may get that have nothing yet
-	after  []ending                   // that have a part
-	check  func(s *story, rec record) // what else must hold
+	hits   hits           // whom it keeps from going on
+	strike func(s *story) // at the point, where the engine is kept by SIGSTOP meanwhile
+	stops  bool           // and the engine stays so
+	then   func(s *story) // when it goes on
+	mend   func(s *story) // when the client's answer is over
+
+	bare, guarded *expectation // without guards and with them; nil: not played
 }
+
+// hits is where a request must be unread for a fault to come before it is read.
+type hits int
+
+const (
+	engineHit hits = iota
+	guardHit       // without guards the engine
+	relayHit       // the relay holds bytes back
+)
+
+// expectation is what must come of a fault.
+type expectation struct {
+	limits []string      // the pool's timeouts, if silence must end it
+	stall  time.Duration // of the engine; 0: for ever
+	before []ending      // what clients may get that have nothing yet
+	after  []ending      // that have a part
+
+	// times is how many attempts the journal must have of an answer that had not
+	// begun: once, or more than once. Of one that had begun it is one.
+	times times
+}
+
+type times int
+
+const (
+	anyTimes times = iota
+	once
+	repeated
+)
 
 func timeouts(first, idle, total time.Duration) []string {
 	return []string{fmt.Sprintf("timeouts: {connect: 500ms, first_output: %v, idle: %v, after_finish: 300ms, total: %v}", first, idle, total)}
@@ -68,82 +96,147 @@ var (
 	idles     = timeouts(30*time.Second, limit, 50*time.Second)
 )
 
+// outlasts is a stall after which a lease is over that was not renewed.
+const outlasts = ttl + stallTime
+
+// What comes of a loss: of one that is known to be one, and of one that may not
+// be.
+var (
+	known     = &expectation{patient, 0, []ending{whole}, []ending{interrupted}, repeated}
+	silent    = &expectation{impatient, stallTime, []ending{timedOut}, []ending{interrupted}, once}
+	uncertain = &expectation{idles, stallTime, []ending{notFenced}, []ending{interrupted}, once}
+	slow      = &expectation{patient, stallTime, []ending{whole}, []ending{whole}, once}
+	fenced    = &expectation{patient, outlasts, []ending{whole}, []ending{interrupted}, repeated}
+	died      = &expectation{patient, 0, []ending{lost}, []ending{lost}, anyTimes}
+)
+
 var faults = []fault{
 	{
-		name: "kill", forget: true, limits: patient,
-		strike: func(s *story) { s.victim.kill() },
-		before: []ending{whole}, after: []ending{interrupted},
-		check: (*story).repeated,
+		name:   "kill",
+		strike: func(s *story) { s.must(s.victim.killEngine()) },
+		bare:   known, guarded: known,
 	},
 	{
-		name: "restart", forget: true, limits: patient,
+		name: "restart",
 		strike: func(s *story) {
-			s.victim.kill()
+			s.must(s.victim.killEngine())
 			s.must(s.victim.launch())
 			s.must(s.victim.await())
 		},
-		before: []ending{whole}, after: []ending{interrupted},
-		check: (*story).repeated,
+		bare: known, guarded: known,
 	},
 	{
-		name: "stop", limits: impatient,
-		strike: func(s *story) { s.must(s.victim.engine().stop()) },
+		// The guard has started it, sees it die, and ends.
+		name: "kill child", hits: guardHit,
+		strike:  func(s *story) { s.must(s.victim.killEngine()) },
+		guarded: known,
+	},
+	{
+		name: "kill guard", hits: guardHit,
+		strike:  func(s *story) { s.victim.guard().kill() },
+		guarded: known,
+	},
+	{
+		name: "restart guard", hits: guardHit,
+		strike: func(s *story) {
+			s.victim.guard().kill()
+			s.must(s.victim.launchGuard())
+			s.must(s.victim.await())
+		},
+		guarded: known,
+	},
+	{
+		name: "kill both", hits: guardHit,
+		strike: func(s *story) {
+			s.victim.guard().kill()
+			s.must(s.victim.killEngine())
+		},
+		guarded: known,
+	},
+	{
+		name: "stop", stops: true,
+		strike: func(*story) {},
 		mend:   func(s *story) { s.must(s.victim.engine().wake()) },
-		before: []ending{timedOut}, after: []ending{interrupted},
-		check: (*story).notRepeated,
+		bare:   silent, guarded: silent,
 	},
 	{
-		name: "cut", limits: idles,
-		strike: func(s *story) { s.cut(s.victim, true, true, 0) },
-		mend:   func(s *story) { s.heal() },
-		before: []ending{notFenced}, after: []ending{interrupted},
-		check: (*story).notRepeated,
+		name: "stop guard", hits: guardHit,
+		strike:  func(s *story) { s.must(s.victim.guard().stop()) },
+		mend:    func(s *story) { s.must(s.victim.guard().wake()) },
+		guarded: fenced,
 	},
 	{
-		name: "cut replies", limits: idles,
-		strike: func(s *story) { s.cut(s.victim, false, true, 0) },
+		name: "stop both", hits: guardHit, stops: true,
+		strike: func(s *story) { s.must(s.victim.guard().stop()) },
+		mend: func(s *story) { // the old replica wakes up
+			s.must(s.victim.guard().wake())
+			s.must(s.victim.engine().wake())
+		},
+		guarded: fenced,
+	},
+	{
+		name: "cut", hits: guardHit,
+		strike: func(s *story) { s.cut(true, true, s.victim.link()...) },
 		mend:   func(s *story) { s.heal() },
-		before: []ending{notFenced}, after: []ending{interrupted},
-		check: (*story).notRepeated,
+		bare:   uncertain, guarded: fenced,
+	},
+	{
+		name: "cut replies", hits: guardHit,
+		strike: func(s *story) { s.cut(false, true, s.victim.link()...) },
+		mend:   func(s *story) { s.heal() },
+		bare:   uncertain, guarded: fenced,
 	},
 	{
 		// What the engine says gets through, until the gateway gives it up.
-		name: "cut requests", limits: idles,
-		strike: func(s *story) { s.cut(s.victim, true, false, 0) },
-		mend:   func(s *story) { s.heal() },
-		before: []ending{notFenced, whole, interrupted}, after: []ending{whole, interrupted},
-		check: (*story).notRepeated,
+		name: "cut requests", hits: guardHit,
+		strike:  func(s *story) { s.cut(true, false, s.victim.link()...) },
+		mend:    func(s *story) { s.heal() },
+		bare:    &expectation{idles, stallTime, []ending{notFenced, whole, interrupted}, []ending{whole, interrupted}, once},
+		guarded: &expectation{idles, stallTime, []ending{whole, interrupted}, []ending{whole, interrupted}, anyTimes},
 	},
 	{
-		name: "link down", limits: idles,
+		// The guard is heard and confirms.
+		name: "cut data", hits: guardHit,
+		strike:  func(s *story) { s.cut(true, true, s.victim.dataWay()) },
+		mend:    func(s *story) { s.heal() },
+		guarded: &expectation{idles, outlasts, []ending{whole}, []ending{interrupted}, repeated},
+	},
+	{
+		// A lease that nobody renews ends, whatever else works.
+		name: "cut control", hits: guardHit,
+		strike:  func(s *story) { s.cut(true, true, s.victim.controlWay()) },
+		mend:    func(s *story) { s.heal() },
+		guarded: fenced,
+	},
+	{
+		name: "link down", hits: guardHit,
 		strike: func(s *story) { s.must(s.victim.node.up(false)) },
 		mend:   func(s *story) { s.must(s.victim.node.up(true)) },
-		before: []ending{notFenced}, after: []ending{interrupted},
-		check: (*story).notRepeated,
+		bare:   uncertain, guarded: fenced,
 	},
 	{
-		name: "hold", hold: true, limits: impatient,
-		strike: func(s *story) { s.catch() },
+		name: "hold", hits: relayHit,
+		strike: func(s *story) { s.armed.Store(true) },
+		then:   func(s *story) { s.find() },
 		mend:   func(s *story) { s.held.Release() },
-		before: []ending{timedOut}, after: []ending{interrupted},
-		check: (*story).notRepeated,
+		bare:   silent, guarded: silent,
 	},
 	{
 		// Slow is no failure: what comes late is the answer.
-		name: "delay", hold: true, limits: patient,
-		strike: func(s *story) {
-			s.catch()
+		name: "delay", hits: relayHit,
+		strike: func(s *story) { s.armed.Store(true) },
+		then: func(s *story) {
+			s.find()
 			s.await("bytes to be held back", func() bool { return s.holds() || s.asked.isOver() })
 			s.held.Release()
 		},
-		before: []ending{whole}, after: []ending{whole},
-		check: (*story).notRepeated,
+		bare: slow, guarded: slow,
 	},
 	{
-		name: "kill gateway", forget: true, limits: patient,
+		name:   "kill gateway",
 		strike: func(s *story) { s.gateway().kill() },
 		mend:   func(s *story) { s.serve() },
-		before: []ending{lost}, after: []ending{lost},
+		bare:   died, guarded: died,
 	},
 }
 
@@ -151,6 +244,7 @@ var faults = []fault{
 type story struct {
 	*run
 	fault  fault
+	want   *expectation
 	point  point
 	ask    ask
 	asked  *asked
@@ -172,27 +266,40 @@ func TestRounds(t *testing.T) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			for _, f := range faults {
 				for _, p := range points {
-					t.Run(f.name+"/"+p.name, func(t *testing.T) {
-						t.Parallel()
-						play(t, seed, f, p, nil)
-					})
+					for _, guarded := range []bool{false, true} {
+						if f.expects(guarded) == nil {
+							continue
+						}
+						t.Run(f.name+"/"+p.name+map[bool]string{true: "/guarded", false: "/bare"}[guarded], func(t *testing.T) {
+							t.Parallel()
+							play(t, seed, f, p, guarded, nil)
+						})
+					}
 				}
 			}
 		})
 	}
 }
 
+func (f fault) expects(guarded bool) *expectation {
+	if guarded {
+		return f.guarded
+	}
+	return f.bare
+}
+
 // play plays one cell. edit changes what was drawn.
-func play(t *testing.T, seed uint64, f fault, p point, edit func(*story)) *story {
-	s := &story{run: newRun(t, seed, 2), fault: f, point: p, stall: stallTime}
+func play(t *testing.T, seed uint64, f fault, p point, guarded bool, edit func(*story)) *story {
+	s := &story{run: newRun(t, seed, 2), fault: f, want: f.expects(guarded), point: p}
+	s.guarded, s.starts, s.relayed, s.stall = guarded, f.name == "kill child", f.hits == relayHit, s.want.stall
 	s.draw()
 	if edit != nil {
 		edit(s)
 	}
-	s.relayed = f.hold
-	s.pool = append(s.pool, f.limits...)
 	if s.point.over && s.ask.stream {
-		s.pool = slices.Concat(s.pool[:len(s.pool)-1], idles) // the marker's limit is what counts
+		s.pool = append(s.pool, idles...) // the marker's limit is what counts
+	} else {
+		s.pool = append(s.pool, s.want.limits...)
 	}
 	s.start()
 	s.reach()
@@ -219,8 +326,14 @@ func (s *story) draw() {
 	if one(3) || s.fault.name == "kill gateway" {
 		s.ask.key = "key-1"
 	}
-	if s.fault.hold {
-		s.pool = append(s.pool, "health: {interval: 0s}") // a probe must not be what is held
+	if s.guarded {
+		s.relayed = s.relayed || one(2)
+		for _, b := range s.replicas {
+			b.boot = s.rnd.IntN(2) * s.rnd.IntN(1_000_000)
+		}
+	}
+	if s.fault.hits == relayHit {
+		s.pool = append(s.pool, "health: {interval: 0s}", "scrape: {interval: 0s}") // nothing else must be what is held
 	} else {
 		s.pool = append(s.pool, "health: {interval: 100ms, timeout: 300ms}")
 	}
@@ -228,50 +341,72 @@ func (s *story) draw() {
 
 // script is the fault script that holds the engine of the first attempt.
 func (s *story) script() string {
-	if s.point.engine == "" {
-		return ""
+	at := s.point.engine
+	if at == "" {
+		if s.stall == 0 {
+			return ""
+		}
+		at = "head" // it is read after the fault struck
 	}
-	script := "attempt=1;stall@" + strings.ReplaceAll(s.point.engine, "LAST", fmt.Sprint(s.ask.tokens*s.ask.n))
-	if !s.fault.forget {
+	script := "attempt=1;stall@" + strings.ReplaceAll(at, "LAST", fmt.Sprint(s.ask.tokens*s.ask.n))
+	if s.stall > 0 {
 		script += ":" + s.stall.String()
 	}
 	return script
+}
+
+// reader is who reads requests that come to a replica, and where: whom the fault
+// keeps from going on.
+func (s *story) reader(b *replica) (*process, int) {
+	switch {
+	case !s.guarded:
+		return b.engine(), dataPort
+	case s.fault.hits == guardHit:
+		return b.guard(), dataPort
+	}
+	return b.engine(), enginePort
 }
 
 // reach brings the request to the point and finds out which replica has it.
 func (s *story) reach() {
 	s.t.Helper()
 	s.ask.fault = s.script()
-	if s.fault.hold {
+	held := s.fault.hits == relayHit
+	if held {
 		s.arm()
 	}
-	if s.point.name == "unread" && !s.fault.hold {
+	unread := s.point.name == "unread"
+	if unread && !held {
 		for _, b := range s.replicas {
-			s.must(b.engine().stop())
+			p, _ := s.reader(b)
+			s.must(p.stop())
 		}
 	}
 	s.asked = s.send(s.ask)
 	switch {
-	case s.point.name == "unread" && s.fault.hold:
+	case unread && held:
 		s.find()
-	case s.point.name == "unread":
-		s.await("the request in an engine's socket", func() bool {
+	case unread:
+		s.await("the request in a socket", func() bool {
 			for _, b := range s.replicas {
-				if b.engine().unread(dataPort, 2000) {
+				if p, port := s.reader(b); p.unread(port, 2000) {
 					s.victim = b
 				}
 			}
 			return s.victim != nil
 		})
 		for _, b := range s.replicas {
-			if b != s.victim {
-				s.must(b.engine().wake())
+			if p, _ := s.reader(b); b != s.victim {
+				s.must(p.wake())
 			}
 		}
 	default:
 		s.victim, _ = s.awaitEntry("the engine to be at "+s.point.name, func(e simengine.Entry) bool {
 			return e.Event == simengine.EventFault && e.Attempt == 1
 		})
+	}
+	if e := s.victim.engine(); !e.stopped {
+		s.must(e.stop())
 	}
 	if s.begun() {
 		have := 1
@@ -291,13 +426,27 @@ func (s *story) await(what string, holds func() bool) {
 	}
 }
 
+// strike carries the fault out. The engine stands still meanwhile: on a busy
+// machine it would be past the point before a link is cut.
 func (s *story) strike() {
 	s.t.Helper()
 	s.struck = time.Now()
 	s.fault.strike(s)
 	s.tell("%s", s.fault.name)
-	if e := s.victim.engine(); e.stopped && s.fault.name != "stop" {
-		s.must(e.wake()) // it reads the request now
+	stays := []*process{}
+	if s.fault.stops {
+		stays = append(stays, s.victim.engine())
+	}
+	if s.fault.name == "stop guard" || s.fault.name == "stop both" {
+		stays = append(stays, s.victim.guard())
+	}
+	for _, p := range slices.Concat(s.victim.engines, s.victim.guards) {
+		if p.stopped && !slices.Contains(stays, p) {
+			s.must(p.wake())
+		}
+	}
+	if s.fault.then != nil {
+		s.fault.then(s)
 	}
 }
 
@@ -308,13 +457,11 @@ func (s *story) settle() ending {
 	s.answered(s.asked)
 	got := endingOf(s.asked.Answer)
 	s.tell("the client has: %s", got)
-	table.add(cell{s.fault.name, s.point.name, false}, got)
-	if got == notFenced {
-		table.measure("from "+s.fault.name+" to 503 source_not_fenced", s.asked.over.Sub(s.struck))
-	}
-	want := s.fault.before
+	table.add(cell{s.fault.name, s.point.name, s.guarded}, got)
+	s.measure(got)
+	want := s.want.before
 	if s.begun() {
-		want = s.fault.after
+		want = s.want.after
 		if s.point.over && !slices.Contains(want, lost) {
 			want = []ending{whole}
 		}
@@ -350,8 +497,8 @@ func (s *story) finish(got ending) {
 	s.t.Helper()
 	if got == lost {
 		s.reopen()
-	} else if rec := s.agree(s.asked); s.fault.check != nil && !s.point.over {
-		s.fault.check(s, rec)
+	} else if rec := s.agree(s.asked); !s.point.over {
+		s.counted(rec)
 	}
 	s.judge()
 	s.terminate()
@@ -359,30 +506,29 @@ func (s *story) finish(got ending) {
 	table.count("tokens that old replicas sent when the client's answer was over", s.late())
 }
 
-// repeated: a failure before the first delta was followed by another attempt,
-// elsewhere; one after it by none.
-func (s *story) repeated(rec record) {
+// counted judges how many attempts the journal has.
+func (s *story) counted(rec record) {
 	s.t.Helper()
-	n := 0
-	elsewhere := false
-	for _, e := range s.arrivals() {
-		if e.Request == s.asked.Request {
-			n++
-			elsewhere = elsewhere || e.Engine != s.victim.name || e.Incarnation > 1
-		}
-	}
+	want := s.want.times
 	if s.begun() {
-		s.notRepeated(rec)
-	} else if !elsewhere || len(rec.Attempts) < 2 {
-		s.t.Errorf("%d attempts reached engines, the journal has %d, and none is another engine's\n%s", n, len(rec.Attempts), s.story())
+		want = once
+	}
+	elsewhere := slices.ContainsFunc(s.attempts(), func(e simengine.Entry) bool { return e.Engine != s.victim.name || e.Incarnation > 1 })
+	switch n := len(rec.Attempts); {
+	case want == once && n != 1:
+		s.t.Errorf("I2, I3: %d attempts, want 1: %+v\n%s", n, rec, s.story())
+	case want == repeated && (n < 2 || !elsewhere):
+		s.t.Errorf("%d attempts, want another one elsewhere: %+v\n%s", n, rec, s.story())
 	}
 }
 
-// notRepeated: engines got one attempt.
-func (s *story) notRepeated(rec record) {
-	s.t.Helper()
-	if len(rec.Attempts) != 1 {
-		s.t.Errorf("I2, I3: %d attempts, want 1: %+v\n%s", len(rec.Attempts), rec, s.story())
+// measure keeps how long the client or the next attempt had to wait.
+func (s *story) measure(got ending) {
+	if got == notFenced {
+		table.measure("from "+s.fault.name+" to 503 source_not_fenced", s.asked.over.Sub(s.struck))
+	}
+	if all := s.attempts(); s.guarded && len(all) > 1 && s.want.times == repeated {
+		table.measure(fmt.Sprintf("guards, ttl %v: from %s to the second attempt", ttl, s.fault.name), all[len(all)-1].T.Sub(s.struck))
 	}
 }
 
@@ -419,7 +565,7 @@ func (s *story) reopen() {
 }
 
 // arm puts one hold on all relays. It catches the request's connection: towards
-// the engine all of it, towards the gateway what comes once catch was called.
+// the engine all of it, towards the gateway what comes once the fault struck.
 func (s *story) arm() {
 	s.hold = &real.Hold{Direction: real.ToGateway}
 	if s.point.name == "unread" {
@@ -451,13 +597,6 @@ func (s *story) find() {
 			s.victim = b
 		}
 	}
-}
-
-// catch begins to hold back.
-func (s *story) catch() {
-	s.t.Helper()
-	s.armed.Store(true)
-	s.find()
 }
 
 // holds says that bytes are held back.

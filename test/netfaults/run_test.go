@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -34,12 +35,19 @@ import (
 // Ports of the processes in their nodes.
 const (
 	gatewayPort = 8080
-	dataPort    = 8000 // what the gateway sends requests to
+	adminPort   = 9901
+	dataPort    = 8000 // of a guard, or of an engine without one
 	controlPort = 8001 // of a guard
 	enginePort  = 9000 // behind a guard, on loopback
 )
 
-const secret = "a client's key"
+const secret = "of-these-tests" // and everybody else's
+
+// How long leases are in these tests.
+const (
+	ttl       = 2 * time.Second
+	heartbeat = 400 * time.Millisecond
+)
 
 // lanes are sets of nodes that runs use one after the other.
 var lanes laneSet
@@ -109,6 +117,8 @@ type run struct {
 
 	pool     []string // lines of the pool's YAML
 	journal  string
+	guarded  bool // a guard stands before each engine
+	starts   bool // and has started it
 	relayed  bool // a relay stands before each replica
 	replicas []*replica
 	gateways []*process // one per life
@@ -145,7 +155,7 @@ func (r *run) end() {
 		g.kill()
 	}
 	for _, b := range r.replicas {
-		b.kill()
+		b.end()
 		if b.relay != nil {
 			b.relay.Close()
 		}
@@ -210,8 +220,14 @@ func (r *run) must(err error) {
 // start starts engines, guards and the gateway, and returns when all listen.
 func (r *run) start() {
 	r.t.Helper()
+	r.must(os.WriteFile(filepath.Join(r.dir, "token"), []byte(secret), 0o600))
 	for _, b := range r.replicas {
-		r.must(b.launch())
+		if !r.starts {
+			r.must(b.launch())
+		}
+		if r.guarded {
+			r.must(b.launchGuard())
+		}
 	}
 	for _, b := range r.replicas {
 		r.must(b.await())
@@ -231,9 +247,14 @@ func (r *run) yaml() string {
 	for _, b := range r.replicas {
 		static = append(static, b.endpoint())
 	}
+	pool := r.pool
+	if r.guarded {
+		pool = append(pool, "guard: required", fmt.Sprintf("lease: {ttl: %v, heartbeat: %v, token_file: token}", ttl, heartbeat))
+	}
+	gateway := r.lane.nodes[0].addr
 	return fmt.Sprintf(`gateway: {id: gw}
 listeners: [{name: main, address: "%s:%d"}]
-admin: {address: ""}
+admin: {address: "%s:%d", token: "%s"}
 drain_timeout: 10s
 keys: [{id: client, secret_sha256: %s}]
 journal: {driver: sqlite, dsn: journal.db, durability: %s}
@@ -241,7 +262,7 @@ pools:
   p:
     discovery: {static: [%s]}
     %s
-`, r.lane.nodes[0].addr, gatewayPort, hex.EncodeToString(digest[:]), r.journal, strings.Join(static, ", "), strings.Join(r.pool, "\n    "))
+`, gateway, gatewayPort, gateway, adminPort, secret, hex.EncodeToString(digest[:]), r.journal, strings.Join(static, ", "), strings.Join(pool, "\n    "))
 }
 
 // serve starts a life of the gateway.
@@ -252,9 +273,69 @@ func (r *run) serve() {
 		"--log-level", "debug", "--trace", r.trace(len(r.gateways)))
 	r.must(err)
 	r.gateways = append(r.gateways, g)
-	if err := g.await(func(line string) bool { return strings.Contains(line, "msg=listening") }); err != nil {
+	if err := g.await(func(line string) bool { return strings.Contains(line, "msg=listening listener=admin") }); err != nil {
 		r.t.Fatalf("gateway: %v\n%s", err, strings.Join(g.all, "\n"))
 	}
+	if r.guarded {
+		r.must(poll("guards to be heard", func() bool {
+			for _, g := range r.guards() {
+				if !g.Up {
+					return false
+				}
+			}
+			return true
+		}))
+	}
+}
+
+// guardian is what the gateway tells operators of a guard.
+type guardian struct {
+	Up         bool  `json:"up"`
+	LateWrites int64 `json:"late_writes"`
+}
+
+// guards asks the gateway for its guards.
+func (r *run) guards() []guardian {
+	r.t.Helper()
+	var page struct {
+		Endpoints []struct {
+			Guard *guardian `json:"guard"`
+		} `json:"endpoints"`
+	}
+	body, err := r.get(adminPort, "/admin/v1/endpoints")
+	if err == nil {
+		err = json.Unmarshal(body, &page)
+	}
+	if err != nil || len(page.Endpoints) != len(r.replicas) {
+		r.t.Fatalf("endpoints: %v: %s", err, body)
+	}
+	var all []guardian
+	for _, e := range page.Endpoints {
+		if e.Guard == nil {
+			r.t.Fatalf("an endpoint without its guard: %s", body)
+		}
+		all = append(all, *e.Guard)
+	}
+	return all
+}
+
+// get asks the gateway itself.
+func (r *run) get(port int, path string) ([]byte, error) {
+	req, err := http.NewRequest(http.MethodGet, fmt.Sprintf("http://%s:%d%s", r.lane.nodes[0].addr, port, path), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+secret)
+	res, err := r.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s is %d: %s", path, res.StatusCode, body)
+	}
+	return body, err
 }
 
 func (r *run) trace(life int) string { return filepath.Join(r.dir, fmt.Sprintf("trace.%d", life)) }
@@ -267,8 +348,10 @@ type replica struct {
 	run  *run
 	name string
 	node *node
+	boot int // seconds by which the guard's CLOCK_BOOTTIME is ahead
 
 	engines []*process // one per life
+	guards  []*process // one per life
 	relay   *real.Relay
 	killed  map[int]time.Time // lives that ended without a word
 	log     []simengine.Entry // of all lives, as far as it was read
@@ -283,15 +366,52 @@ func (b *replica) endpoint() string {
 	if b.relay != nil {
 		addr = b.relay.Addr()
 	}
+	if b.run.guarded {
+		return fmt.Sprintf("{url: %q, guard: \"%s:%d\"}", "http://"+addr, b.node.addr, controlPort)
+	}
 	return fmt.Sprintf("{url: %q}", "http://"+addr)
 }
 
 func (b *replica) engine() *process { return b.engines[len(b.engines)-1] }
 
+func (b *replica) guard() *process { return b.guards[len(b.guards)-1] }
+
+// simulated is the command line of the engine.
+func (b *replica) simulated() []string {
+	listen := b.data()
+	if b.run.guarded {
+		listen = fmt.Sprintf("127.0.0.1:%d", enginePort)
+	}
+	return []string{os.Getenv(programEnv), "sim", "--name", b.name, "--listen", listen, "--log", "-", "--preset", "instant"}
+}
+
+// launchGuard starts a life of the guard, whose clock may be another than the
+// gateway's.
+func (b *replica) launchGuard() error {
+	dir := b.run.dir
+	args := []string{
+		"unshare", "--time", "--boottime", strconv.Itoa(b.boot), "--",
+		os.Getenv(programEnv), "guard", "--id", "guard-" + b.name, "--engine", fmt.Sprintf("http://127.0.0.1:%d", enginePort),
+		"--listen", b.data(), "--control", fmt.Sprintf("%s:%d", b.node.addr, controlPort), "--token-file", filepath.Join(dir, "token"),
+		"--lock-dir", filepath.Join(dir, "lock-"+b.name), "--log-level", "debug",
+	}
+	if b.run.starts {
+		args = append(append(args, "--"), b.simulated()...)
+	}
+	p, err := b.node.start("guard "+b.name, filepath.Join(dir, fmt.Sprintf("guard-%s.%d.log", b.name, len(b.guards))), args...)
+	if err != nil {
+		return err
+	}
+	b.guards = append(b.guards, p)
+	if b.run.starts { // its output is the engine's too
+		b.engines, b.read = append(b.engines, p), append(b.read, 0)
+	}
+	return nil
+}
+
 // launch starts a life of the engine.
 func (b *replica) launch() error {
-	p, err := b.node.start("engine "+b.name, filepath.Join(b.run.dir, fmt.Sprintf("engine-%s.%d.log", b.name, len(b.engines))),
-		os.Getenv(programEnv), "sim", "--name", b.name, "--listen", b.data(), "--log", "-", "--preset", "instant")
+	p, err := b.node.start("engine "+b.name, filepath.Join(b.run.dir, fmt.Sprintf("engine-%s.%d.log", b.name, len(b.engines))), b.simulated()...)
 	if err != nil {
 		return err
 	}
@@ -306,20 +426,55 @@ func (b *replica) await() error {
 	if err != nil {
 		return fmt.Errorf("engine %s: %w: %s", b.name, err, strings.Join(b.engine().all, "\n"))
 	}
+	if !b.run.guarded {
+		return nil
+	}
+	err = b.guard().await(func(line string) bool { return strings.HasPrefix(line, "guard guard-"+b.name+" on ") })
+	if err != nil {
+		return fmt.Errorf("guard %s: %w: %s", b.name, err, strings.Join(b.guard().all, "\n"))
+	}
 	return nil
 }
 
-// kill is kill -9 for the engine.
-func (b *replica) kill() {
-	for life, p := range b.engines {
-		if !p.alive() {
-			continue
-		}
+// killEngine is kill -9 for the engine.
+func (b *replica) killEngine() error {
+	life := len(b.engines) - 1
+	if b.killed == nil {
+		b.killed = map[int]time.Time{}
+	}
+	b.killed[life] = time.Now()
+	p := b.engines[life]
+	if !b.run.starts {
 		p.kill()
-		if b.killed == nil {
-			b.killed = map[int]time.Time{}
-		}
-		b.killed[life] = time.Now()
+		return nil
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", p.pid(), p.pid()))
+	if err != nil {
+		return err
+	}
+	all := strings.Fields(string(children))
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", p.pid()))
+	if err != nil {
+		return err
+	}
+	for _, task := range tasks {
+		more, _ := os.ReadFile(task) // a thread may have ended
+		all = append(all, strings.Fields(string(more))...)
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("guard %s has no engine", b.name)
+	}
+	pid, err := strconv.Atoi(all[0])
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(pid, syscall.SIGKILL) // and the guard ends with it
+}
+
+// end ends all processes of the replica.
+func (b *replica) end() {
+	for _, p := range slices.Concat(b.guards, b.engines) {
+		p.kill()
 	}
 }
 
@@ -394,23 +549,46 @@ func (r *run) story() string {
 	return b.String()
 }
 
-// cut drops everything between the gateway and a replica from now on: towards
-// the engine, towards the gateway, or both. Where a relay stands between them it
-// is on the replica's side of the cut. A port other than 0 is cut alone.
-func (r *run) cut(b *replica, toEngine, toGateway bool, port int) {
+// A way is a path between the gateway and a replica.
+type way struct {
+	addr string
+	port int // 0: all
+}
+
+// dataWay and controlWay are the two. A relay is on the replica's side of a cut.
+func (b *replica) dataWay() way {
+	if b.relay != nil {
+		return way{b.node.near, 0}
+	}
+	return way{b.node.addr, dataPort}
+}
+
+// link is all ways.
+func (b *replica) link() []way {
+	if b.relay != nil {
+		return []way{{b.node.addr, 0}, {b.node.near, 0}}
+	}
+	return []way{{b.node.addr, 0}}
+}
+
+func (b *replica) controlWay() way { return way{b.node.addr, controlPort} }
+
+// cut drops everything on these ways from now on: towards the replica, towards
+// the gateway, or both.
+func (r *run) cut(toReplica, toGateway bool, ways ...way) {
 	r.t.Helper()
 	gateway := r.lane.nodes[0].addr
 	var list []cut
-	for _, far := range []string{b.node.addr, b.node.near} {
-		if toEngine {
-			list = append(list, cut{gateway, far, port})
+	for _, w := range ways {
+		if toReplica {
+			list = append(list, cut{gateway, w.addr, w.port})
 		}
 		if toGateway {
-			list = append(list, cut{far, gateway, port})
+			list = append(list, cut{w.addr, gateway, w.port})
 		}
 	}
 	r.must(change("add", list))
-	r.tell("cut %s: to the engine %v, to the gateway %v, port %d", b.name, toEngine, toGateway, port)
+	r.tell("cut %v: to the replica %v, to the gateway %v", ways, toReplica, toGateway)
 	r.cuts = append(r.cuts, list...)
 }
 

@@ -32,17 +32,17 @@ func TestScenarios(t *testing.T) {
 		kind := map[bool]string{true: "streamed", false: "whole"}[stream]
 		t.Run("1 killed during prefill/"+kind, func(t *testing.T) {
 			t.Parallel()
-			s := play(t, *seedFlag, faultNamed("kill"), pointNamed("accepted"), asks)
+			s := play(t, *seedFlag, faultNamed("kill"), pointNamed("accepted"), false, asks)
 			s.answeredBy(2)
 		})
 		t.Run("2 killed with a token computed and not sent/"+kind, func(t *testing.T) {
 			t.Parallel()
-			s := play(t, *seedFlag, faultNamed("kill"), pointNamed("computed"), asks)
+			s := play(t, *seedFlag, faultNamed("kill"), pointNamed("computed"), false, asks)
 			s.answeredBy(2)
 		})
 		t.Run("4 link cut and process alive, no guard/"+kind, func(t *testing.T) {
 			t.Parallel()
-			s := play(t, *seedFlag, faultNamed("cut"), pointNamed("accepted"), asks)
+			s := play(t, *seedFlag, faultNamed("cut"), pointNamed("accepted"), false, asks)
 			if got := endingOf(s.asked.Answer); got != notFenced {
 				t.Errorf("the client has %q", got)
 			}
@@ -50,7 +50,7 @@ func TestScenarios(t *testing.T) {
 	}
 	t.Run("3 killed after the first delta", func(t *testing.T) {
 		t.Parallel()
-		s := play(t, *seedFlag, faultNamed("kill"), pointNamed("first"), func(s *story) {
+		s := play(t, *seedFlag, faultNamed("kill"), pointNamed("first"), false, func(s *story) {
 			s.ask = ask{path: "/v1/chat/completions", stream: true, tokens: 8, n: 1, pad: 4000}
 		})
 		if got := s.attempts(); len(got) != 1 {
@@ -74,7 +74,7 @@ func wakeUp(t *testing.T) {
 		})
 		mend(s)
 	}
-	s := play(t, *seedFlag, f, pointNamed("computed"), func(s *story) {
+	s := play(t, *seedFlag, f, pointNamed("computed"), false, func(s *story) {
 		s.ask = ask{path: "/v1/chat/completions", stream: true, tokens: 8, n: 1, pad: 4000}
 		s.stall = 3 * time.Second
 	})
