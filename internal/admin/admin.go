@@ -44,6 +44,7 @@ func New(c Config) *http.Server {
 	mux.HandleFunc("GET /readyz", a.ready)
 	mux.HandleFunc("GET /admin/v1/endpoints", a.endpoints)
 	mux.HandleFunc("POST /admin/v1/explain", a.explain)
+	mux.HandleFunc("GET /admin/v1/queues", a.queues)
 	mux.HandleFunc("GET /admin/v1/requests", a.requests)
 	mux.HandleFunc("GET /admin/v1/requests/{id}", a.request)
 	mux.HandleFunc("GET /admin/v1/requests/{id}/events", a.events)

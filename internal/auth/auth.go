@@ -8,6 +8,7 @@
 package auth
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -27,6 +28,9 @@ type Key struct {
 	SHA256 string   // of the secret, in hex
 	Tenant string   // "": the ID
 	Models []string // patterns as in routes; none: no model
+
+	Objectives []string // that its requests may ask for; the first is the default
+	Fairness   string   // "": the tenant
 }
 
 // Keys knows the keys. The zero value has none and lets everyone in as
@@ -39,6 +43,12 @@ type Keys struct {
 type Principal struct {
 	Key    string // id of the key, "" for Anonymous
 	Tenant string
+
+	// Objectives are those that requests may ask for, the default first. Fairness
+	// is with whom they share. Both are flow control's to act on.
+	Objectives []string
+	Fairness   string
+
 	models []route.Pattern
 }
 
@@ -54,10 +64,8 @@ func NewKeys(keys []Key) (*Keys, error) {
 		if k.byDigest[digest] != nil {
 			return nil, fmt.Errorf("key %d: another key has the same secret", i)
 		}
-		p := &Principal{Key: key.ID, Tenant: key.Tenant}
-		if p.Tenant == "" {
-			p.Tenant = key.ID
-		}
+		p := &Principal{Key: key.ID, Tenant: cmp.Or(key.Tenant, key.ID), Objectives: key.Objectives}
+		p.Fairness = cmp.Or(key.Fairness, p.Tenant)
 		for _, m := range key.Models {
 			pattern, err := route.ParsePattern(m)
 			if err != nil {
@@ -75,7 +83,7 @@ func NewKeys(keys []Key) (*Keys, error) {
 // be a guess whose request it is.
 func (k *Keys) Authenticate(h http.Header) (*Principal, *inference.Error) {
 	if len(k.byDigest) == 0 {
-		return &Principal{Tenant: Anonymous}, nil
+		return &Principal{Tenant: Anonymous, Fairness: Anonymous}, nil
 	}
 	secret, err := secretOf(h)
 	if err != nil {

@@ -47,6 +47,11 @@ type Config struct {
 	// requests go to it.
 	Routes []Route `yaml:"routes"`
 
+	// Named priorities with their promises, which keys, routes and trusted clients
+	// ask for. The key is the objective's name, written like a pool's. A request
+	// without one has priority 0.
+	Objectives map[string]Objective `yaml:"objectives"`
+
 	// The engines, grouped by what they serve. The key is the pool's name: up
 	// to 63 lower-case letters, digits and hyphens.
 	Pools map[string]Pool `yaml:"pools"`
@@ -75,6 +80,12 @@ type Listener struct {
 	// Headgate-Queue-Ms to answers. They show addresses of engines: not for
 	// clients that you don't trust.
 	DebugHeaders bool `yaml:"debug_headers"`
+
+	// Whether clients may set their requests' objective, fairness id and targets
+	// by headers. A client that may can put its requests before those of others.
+	// auto is true where only this machine can reach the listener. auto, true or
+	// false.
+	TrustHeaders Trust `yaml:"trust_headers"`
 
 	// Serves TLS. Default: plain HTTP.
 	TLS TLS `yaml:"tls"`
@@ -161,6 +172,16 @@ type Key struct {
 	// routes: an exact name, prefix* or /regex/.
 	Models []string `yaml:"models"`
 
+	// The objectives that requests may ask for by header, on any listener. The
+	// first is that of requests which ask for none and whose route sets none.
+	// Default: none, and only a trusted listener's clients may ask.
+	Objectives []string `yaml:"objectives"`
+
+	// With whom requests share: those of one priority and one fairness id take
+	// turns with those of another. Up to 128 printable characters. Default: the
+	// tenant.
+	FairnessID string `yaml:"fairness_id"`
+
 	// How much the key may use.
 	Limits KeyLimits `yaml:"limits"`
 }
@@ -178,6 +199,29 @@ type KeyLimits struct {
 	TokensPerMinute int `yaml:"tokens_per_minute"`
 }
 
+// Objective is a named priority with its promises.
+type Objective struct {
+	// Requests of a higher priority go first. -1000000 to 1000000.
+	Priority int `yaml:"priority"`
+
+	// When a request is refused although it could wait.
+	ShedAt ShedAt `yaml:"shed_at"`
+
+	// By when the first output should come, in place of the pool's routing.ttft.
+	// A duration; 0s is the pool's.
+	TTFT Duration `yaml:"ttft"`
+}
+
+// ShedAt says when requests of an objective are refused, to keep what is left
+// for others. docs/flow-control.md says how both are measured.
+type ShedAt struct {
+	// The share of the queue's limits in use. A number from 0 to 1; 0 is never.
+	Queue Ratio `yaml:"queue"`
+
+	// The saturation of the pool. A number from 0 to 1; 0 is never.
+	Saturation Ratio `yaml:"saturation"`
+}
+
 // Route sends the requests that match to one of its backends. Among the routes
 // whose host name, path and headers match, an exact model wins over the longest
 // prefix, that over a regular expression, that over no model; then the first in
@@ -193,6 +237,9 @@ type Route struct {
 
 	// What is changed on the way.
 	Rewrite Rewrite `yaml:"rewrite"`
+
+	// The objective of requests that ask for none. Default: the key's.
+	Objective string `yaml:"objective"`
 }
 
 // Match says which requests a route serves.
@@ -249,6 +296,9 @@ type Pool struct {
 
 	// How an engine is chosen for a request.
 	Routing Routing `yaml:"routing"`
+
+	// How requests wait for an engine, who goes first, and when one is refused.
+	Flow Flow `yaml:"flow"`
 
 	// Whether engines have guards, which make it provable that an attempt is over:
 	// required, every one has, and is used only through it; auto, those for which
@@ -448,8 +498,9 @@ type Routing struct {
 	// order. Default: none, and such filters are disregarded.
 	Fallbacks []Fallback `yaml:"fallbacks"`
 
-	// By when the first output of a streamed answer should come, for the choice
-	// alone: nothing is ended when it is missed. A duration; 0s is no target.
+	// By when the first output of an answer should come. The choice goes by it, and
+	// flow.refuse_at says when a request is refused because of it; nothing that
+	// has begun is ended. A duration; 0s is no target.
 	TTFT Duration `yaml:"ttft"`
 
 	// How long each token after the first may take on average. With a target, a
@@ -494,6 +545,88 @@ const (
 	ProfileCost      = "cost"
 	ProfileWeighted  = "weighted"
 	ProfileLeastLoad = "least_load"
+)
+
+// Flow is the queue of a pool. A request leaves it when the engine that suits it
+// best has little left to prefill, and not before: until then it can be
+// overtaken by one of higher priority, and costs nothing when its client leaves.
+type Flow struct {
+	// How many requests an engine may have at a time. auto sets no number: what
+	// an engine can take is told by its prefill (local_queue) and its metrics. A
+	// whole number, or auto.
+	MaxConcurrency Count `yaml:"max_concurrency"`
+
+	// Bounds on what waits.
+	Queue Queue `yaml:"queue"`
+
+	// How much is given to an engine ahead, so that it never runs dry.
+	LocalQueue LocalQueue `yaml:"local_queue"`
+
+	// The share of its target for the first output past which a request is
+	// refused: at once when it comes, if it is clear by then, and never after an
+	// engine has worked for it. Without a target nothing is refused for that. A
+	// number from 0 to 1; 0 refuses nobody.
+	RefuseAt Ratio `yaml:"refuse_at"`
+
+	// Who goes first among requests of one priority and fairness id: arrival, the
+	// one that came first; deadline, the one that has to begin first, by its
+	// Headgate-Timeout-Ms or its target. arrival or deadline.
+	Order string `yaml:"order"`
+
+	// What is set for single priorities.
+	Bands []Band `yaml:"bands"`
+}
+
+// Queue bounds the requests that wait for a pool's engines.
+type Queue struct {
+	// How many requests may wait. 1 to 1000000.
+	MaxRequests int `yaml:"max_requests"`
+
+	// How large their bodies may be together. A size; at least 1KiB.
+	MaxBytes Size `yaml:"max_bytes"`
+
+	// How long a request may wait. A duration of at least 10ms; 0s is no limit.
+	TTL Duration `yaml:"ttl"`
+}
+
+// LocalQueue is what may wait inside an engine.
+type LocalQueue struct {
+	// An engine gets no further request while so much prefill waits there. It
+	// should be as long as the engine's longest step. A duration of at least
+	// 10ms; 0s is no limit, and then requests hardly ever wait here.
+	Prefill Duration `yaml:"prefill"`
+
+	// An engine gets no further request while its metrics say that so many wait
+	// in it, requests of this gateway among them. 0 to 10000; 0 is no limit.
+	Requests int `yaml:"requests"`
+}
+
+// Band is what is set for the requests of one priority.
+type Band struct {
+	// The priority, which an objective has, or 0.
+	Priority int `yaml:"priority"`
+
+	// How many of its requests may wait. 0 to 1000000; 0 is no limit but the
+	// queue's.
+	MaxRequests int `yaml:"max_requests"`
+
+	// How large their bodies may be together. A size; 0 is no limit but the
+	// queue's.
+	MaxBytes Size `yaml:"max_bytes"`
+
+	// How long one may wait. A duration; 0s is the queue's.
+	TTL Duration `yaml:"ttl"`
+
+	// The share of tokens that the band gets while it has requests waiting,
+	// however many of higher priority do. A number from 0 to 1; 0 is none, and
+	// then it may wait for ever.
+	Reserve Ratio `yaml:"reserve"`
+}
+
+// Orders of Flow.
+const (
+	OrderArrival  = "arrival"
+	OrderDeadline = "deadline"
 )
 
 // Health is how engines are asked whether they can serve, beside what requests

@@ -152,17 +152,21 @@ func TestWholeFile(t *testing.T) {
 gateway: {id: gw-1}
 listeners:
   - {name: main, address: "[::1]:8080", max_body: 10MB, debug_headers: true}
-  - {name: other, address: ":8081", max_body: 4096}
+  - {name: other, address: ":8081", max_body: 4096, trust_headers: true}
 admin: {address: 0.0.0.0:9901, token: hunter2}
 journal: {dsn: j.db, durability: strict, retention: 10h, idempotency: {max_answer: 2MiB}}
 keys:
   - {id: a, secret_sha256: 2CF24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824}
-  - {id: b, secret_sha256: 486ea46224d1bb4fb680f34f7c9ad96a8f24ec88be73ea8e5a6c65260e9cb8a7, tenant: a, models: ["qwen-*"], limits: {requests_per_minute: 60, tokens_per_minute: 100000}}
+  - {id: b, secret_sha256: 486ea46224d1bb4fb680f34f7c9ad96a8f24ec88be73ea8e5a6c65260e9cb8a7, tenant: a, models: ["qwen-*"], objectives: [fast, slow], fairness_id: b1, limits: {requests_per_minute: 60, tokens_per_minute: 100000}}
 drain_timeout: 1m30s
 routes:
   - match: {model: "qwen-*", path: /v1, hostnames: ["*.example.com"], headers: {x-team: a}}
     backends: [{pool: qwen, weight: 90}, {pool: next}]
     rewrite: {model: Qwen/Qwen3-8B}
+    objective: slow
+objectives:
+  fast: {priority: 10, shed_at: {saturation: 0.99}, ttft: 1s}
+  slow: {shed_at: {queue: 0.5}}
 pools:
   qwen: &qwen
     discovery:
@@ -173,6 +177,7 @@ pools:
       file: engines.yaml
       dns: {name: engines, port: 8000, refresh: {max: 5s}}
     health: {interval: 1s, path: /ping, generate: true, panic_threshold: 0}
+    flow: {max_concurrency: 4, queue: {ttl: 0s}, local_queue: {requests: 0}, order: deadline, bands: [{priority: 10, max_requests: 3, reserve: 0.1}]}
     executes_tools: true
     credential: {bearer_file: token}
     model_revision: r1
@@ -206,6 +211,8 @@ pools:
 	qwen.Discovery.DNS = config.DNS{Name: "engines", Port: 8000, Type: "a", Scheme: "http",
 		Refresh: config.Refresh{Min: config.Duration(time.Second), Max: config.Duration(5 * time.Second)}}
 	qwen.Health.Interval, qwen.Health.Path, qwen.Health.Generate, qwen.Health.PanicThreshold = config.Duration(time.Second), "/ping", true, 0
+	qwen.Flow.MaxConcurrency, qwen.Flow.Queue.TTL, qwen.Flow.LocalQueue.Requests, qwen.Flow.Order = 4, 0, 0, "deadline"
+	qwen.Flow.Bands = []config.Band{{Priority: 10, MaxRequests: 3, Reserve: 0.1}}
 	qwen.Credential.BearerFile = "token"
 	qwen.ModelRevision = "r1"
 	qwen.CollectMax = 1 << 20
@@ -220,8 +227,8 @@ pools:
 	want := &config.Config{
 		Gateway: config.Gateway{ID: "gw-1"},
 		Listeners: []config.Listener{
-			{Name: "main", Address: "[::1]:8080", MaxBody: 10_000_000, DebugHeaders: true},
-			{Name: "other", Address: ":8081", MaxBody: 4096},
+			{Name: "main", Address: "[::1]:8080", MaxBody: 10_000_000, DebugHeaders: true, TrustHeaders: "auto"},
+			{Name: "other", Address: ":8081", MaxBody: 4096, TrustHeaders: "true"},
 		},
 		Admin: config.Admin{Address: "0.0.0.0:9901", Token: config.NewSecret("hunter2")},
 		Journal: config.Journal{
@@ -230,15 +237,19 @@ pools:
 		},
 		Keys: []config.Key{
 			{ID: "a", SecretSHA256: config.NewDigest("hello"), Models: []string{"*"}},
-			{ID: "b", SecretSHA256: config.NewDigest("world"), Tenant: "a", Models: []string{"qwen-*"},
+			{ID: "b", SecretSHA256: config.NewDigest("world"), Tenant: "a", Models: []string{"qwen-*"}, Objectives: []string{"fast", "slow"}, FairnessID: "b1",
 				Limits: config.KeyLimits{RequestsPerMinute: 60, TokensPerMinute: 100_000}},
 		},
 		DrainTimeout: config.Duration(90 * time.Second),
 		Routes: []config.Route{{
 			Match:    config.Match{Model: "qwen-*", Path: "/v1", Hostnames: []string{"*.example.com"}, Headers: map[string]string{"x-team": "a"}},
 			Backends: []config.Backend{{Pool: "qwen", Weight: 90}, {Pool: "next", Weight: 1}},
-			Rewrite:  config.Rewrite{Model: "Qwen/Qwen3-8B"},
+			Rewrite:  config.Rewrite{Model: "Qwen/Qwen3-8B"}, Objective: "slow",
 		}},
+		Objectives: map[string]config.Objective{
+			"fast": {Priority: 10, ShedAt: config.ShedAt{Saturation: 0.99}, TTFT: config.Duration(time.Second)},
+			"slow": {ShedAt: config.ShedAt{Queue: 0.5}},
+		},
 		Pools: map[string]config.Pool{"qwen": qwen, "next": next},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
@@ -266,6 +277,12 @@ pools:
 	}
 	if got, want := c.RateLimits(), map[string]rate.Limits{"b": {RequestsPerMinute: 60, TokensPerMinute: 100_000}}; !maps.Equal(got, want) {
 		t.Errorf("limits %v, want %v", got, want)
+	}
+	if world.Fairness != "b1" || !slices.Equal(world.Objectives, []string{"fast", "slow"}) {
+		t.Errorf("key b shares as %q and may ask for %v", world.Fairness, world.Objectives)
+	}
+	if !c.Listeners[0].Trusts() || !c.Listeners[1].Trusts() || (config.Listener{Address: ":1", TrustHeaders: "auto"}).Trusts() {
+		t.Error("trusted: loopback and who says so, nobody else")
 	}
 	checkHidden(t, c)
 }
@@ -376,6 +393,17 @@ func TestExampleIsServed(t *testing.T) {
 		t.Errorf("%d engines", n)
 	}
 	checkServes(t, c, "sim")
+}
+
+func TestFlowExampleIsServed(t *testing.T) {
+	c, err := config.Load("../../examples/flow.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkServes(t, c, "sim")
+	if c.Objectives["interactive"].Priority <= c.Objectives["batch"].Priority {
+		t.Error("interactive requests do not go first")
+	}
 }
 
 func TestExampleWithKeysIsServed(t *testing.T) {

@@ -25,12 +25,10 @@ const mergeDepthMax = 16
 // not act on. Accepting one silently would be a lie; calling it unknown would
 // be one too.
 var later = map[reflect.Type][]string{
-	reflect.TypeFor[Config]():    {"objectives"},
 	reflect.TypeFor[Journal]():   {"capture"},
-	reflect.TypeFor[Key]():       {"objectives", "fairness_id"},
-	reflect.TypeFor[Listener]():  {"early_headers", "trust_headers", "hostnames"},
-	reflect.TypeFor[Route]():     {"objective"},
-	reflect.TypeFor[Pool]():      {"guard", "targets", "scheduler", "flow"},
+	reflect.TypeFor[Listener]():  {"early_headers", "hostnames"},
+	reflect.TypeFor[Pool]():      {"guard", "targets", "scheduler"},
+	reflect.TypeFor[Flow]():      {"scale_from_zero"},
 	reflect.TypeFor[Discovery](): {"kubernetes"},
 	reflect.TypeFor[Endpoint]():  {"guard"},
 }
@@ -286,6 +284,10 @@ func wanted(v reflect.Value) string {
 		return "a number from 0 to 1"
 	case *Address:
 		return "an address"
+	case *Count:
+		return "a whole number or auto"
+	case *Trust:
+		return "auto, true or false"
 	case *URL:
 		return "a URL"
 	case *File:

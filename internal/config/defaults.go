@@ -5,6 +5,8 @@ package config
 import (
 	"os"
 	"time"
+
+	"github.com/headgate/headgate/internal/flow"
 )
 
 // A defaulter fills itself with defaults before a file's values are read over
@@ -38,7 +40,7 @@ func (c *Config) setDefaults() {
 }
 
 func (l *Listener) setDefaults() {
-	*l = Listener{Name: "main", Address: "127.0.0.1:8080", MaxBody: 64 << 20}
+	*l = Listener{Name: "main", Address: "127.0.0.1:8080", MaxBody: 64 << 20, TrustHeaders: TrustAuto}
 }
 
 func (k *Key) setDefaults() { *k = Key{Models: []string{"*"}} }
@@ -63,11 +65,17 @@ func (p *Pool) setDefaults() {
 			HealthyAfter:   1,
 			PanicThreshold: 0.5,
 		},
-		Guard:      GuardAuto,
-		Lease:      Lease{TTL: Duration(10 * time.Second), Heartbeat: Duration(2 * time.Second)},
-		Engine:     EngineAuto,
-		Scrape:     Scrape{Interval: Duration(500 * time.Millisecond), Timeout: Duration(time.Second)},
-		Routing:    Routing{Profile: ProfileCost},
+		Guard:   GuardAuto,
+		Lease:   Lease{TTL: Duration(10 * time.Second), Heartbeat: Duration(2 * time.Second)},
+		Engine:  EngineAuto,
+		Scrape:  Scrape{Interval: Duration(500 * time.Millisecond), Timeout: Duration(time.Second)},
+		Routing: Routing{Profile: ProfileCost},
+		Flow: Flow{
+			Queue:      Queue{MaxRequests: 5000, MaxBytes: 1 << 30, TTL: Duration(60 * time.Second)},
+			LocalQueue: LocalQueue{Prefill: Duration(250 * time.Millisecond), Requests: 2},
+			RefuseAt:   flow.RefuseAtDefault,
+			Order:      OrderArrival,
+		},
 		CollectMax: 8 << 20,
 		Timeouts: Timeouts{
 			Connect:     Duration(2 * time.Second),

@@ -67,7 +67,8 @@ func (w *reference) page(t *testing.T) string {
 	with, err := config.Parse("x.yaml", []byte(`
 routes: [{backends: [{pool: x}]}]
 keys: [{id: x, secret_sha256: "`+config.NewDigest("x").Hex()+`"}]
-pools: {x: {discovery: {static: [{url: "http://x:1"}]}, routing: {plugins: [{plugin: x}], fallbacks: [{plugins: [{plugin: x}]}]}}}`))
+objectives: {x: {}}
+pools: {x: {discovery: {static: [{url: "http://x:1"}]}, flow: {bands: [{}]}, routing: {plugins: [{plugin: x}], fallbacks: [{plugins: [{plugin: x}]}]}}}`))
 	if err != nil {
 		t.Fatal(err)
 	}

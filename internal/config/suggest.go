@@ -19,7 +19,7 @@ func suggestion(unknown string, known []string) string {
 	switch {
 	case best != "":
 		return fmt.Sprintf(": did you mean %s?", best)
-	case len(known) > 0 && len(known) <= 8:
+	case len(known) > 0 && len(known) <= 9:
 		return ": the fields here are " + strings.Join(known, ", ")
 	}
 	return ""

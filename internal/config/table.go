@@ -47,7 +47,7 @@ func (c *Config) PoolNames() []string { return slices.Sorted(maps.Keys(c.Pools))
 func (c *Config) AuthKeys() (*auth.Keys, error) {
 	keys := make([]auth.Key, len(c.Keys))
 	for i, k := range c.Keys {
-		keys[i] = auth.Key{ID: k.ID, SHA256: k.SecretSHA256.Hex(), Tenant: k.Tenant, Models: k.Models}
+		keys[i] = auth.Key{ID: k.ID, SHA256: k.SecretSHA256.Hex(), Tenant: k.Tenant, Models: k.Models, Objectives: k.Objectives, Fairness: k.FairnessID}
 	}
 	return auth.NewKeys(keys)
 }
@@ -79,6 +79,12 @@ func (p Pool) Endpoints() []inference.Endpoint {
 // revision where it has none of its own.
 func (e Endpoint) Endpoint(revision string) inference.Endpoint {
 	return inference.Endpoint{ID: inference.EndpointID(e.URL), URL: string(e.URL), Revision: cmp.Or(e.ModelRevision, revision), Guard: string(e.Guard), Labels: inference.NewLabels(e.Labels)}
+}
+
+// Trusts reports whether the listener's clients may say how their requests are
+// treated.
+func (l Listener) Trusts() bool {
+	return l.TrustHeaders == TrustTrue || l.TrustHeaders == TrustAuto && l.Address.Loopback()
 }
 
 // Secure reports whether the listener serves TLS.

@@ -106,6 +106,7 @@ func (c *Config) Validate() Problems {
 	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
 		k.pool(c, name)
 	}
+	k.objectives(c)
 	k.routes(c)
 	return k.problems
 }
@@ -249,6 +250,7 @@ func (k *checker) pool(c *Config, name string) {
 	k.routing(path+".routing", p.Routing)
 	k.oneOf(path+".guard", p.Guard, GuardRequired, GuardAuto, GuardOff)
 	k.lease(path+".lease", p.Lease)
+	k.flow(c, path+".flow", p.Flow)
 	if p.Credential.BearerFile != "" {
 		if _, err := p.Credential.Bearer(); err != nil {
 			k.problem(path+".credential.bearer_file", "%v", err)

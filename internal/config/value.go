@@ -105,6 +105,50 @@ func (r *Ratio) set(text string) error {
 	return nil
 }
 
+// Count is a number of things, or 0 for auto: whatever turns out right.
+type Count int
+
+func (c Count) String() string {
+	if c == 0 {
+		return "auto"
+	}
+	return strconv.Itoa(int(c))
+}
+
+func (c *Count) set(text string) error {
+	if text == "auto" {
+		*c = 0
+		return nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > countMax {
+		return fmt.Errorf("%s is not auto or a whole number from 1 to %d", quote(text), countMax)
+	}
+	*c = Count(n)
+	return nil
+}
+
+const countMax = 1_000_000
+
+// Trust says whether headers that change how a request is treated count.
+type Trust string
+
+// Values of Trust.
+const (
+	TrustAuto  Trust = "auto"
+	TrustTrue  Trust = "true"
+	TrustFalse Trust = "false"
+)
+
+func (t *Trust) set(text string) error {
+	switch v := Trust(text); v {
+	case TrustAuto, TrustTrue, TrustFalse:
+		*t = v
+		return nil
+	}
+	return fmt.Errorf("must be auto, true or false, not %s", quote(text))
+}
+
 // Address is a TCP address to listen on, as host:port; an IPv6 host is in
 // brackets and an empty host is every interface. An empty address is none.
 type Address string

@@ -49,8 +49,8 @@ func (q *Queue) Arrive(now time.Time, r *Request, fleet Fleet) *inference.Error 
 }
 
 func (q *Queue) admit(at time.Duration, b *band, r *Request, fleet Fleet) *inference.Error {
-	if q.draining {
-		return errDraining()
+	if q.closed != "" {
+		return q.errClosed()
 	}
 	if !r.Deadline.IsZero() && q.clock(r.Deadline) <= at {
 		return errDeadline()
@@ -203,7 +203,6 @@ func (q *Queue) makeRoom(b *band, r *Request, load schedule.Load) *inference.Err
 	}
 	for _, victim := range gone {
 		victim.flow.band.counts.Displaced++
-		victim.flow.band.counts.refused(inference.QueueFull)
 		q.out = append(q.out, Decision{Request: victim, Err: full()})
 		q.release(victim)
 	}
@@ -276,10 +275,6 @@ func withWait(err *inference.Error, wait time.Duration) *inference.Error {
 // later tells a client when to come again.
 func (q *Queue) later(err *inference.Error, load schedule.Load) *inference.Error {
 	return withWait(err, q.drainTime(load))
-}
-
-func errDraining() *inference.Error {
-	return inference.Errorf(inference.ShuttingDown, "the gateway is shutting down")
 }
 
 func errDeadline() *inference.Error {

@@ -163,12 +163,12 @@ type Fleet interface {
 
 // Queue holds the waiting requests of one pool. Make one with New.
 type Queue struct {
-	config   Config
-	epoch    time.Time
-	bands    []*band // highest priority first
-	ends     heap[*Request]
-	seq      uint64
-	draining bool
+	config Config
+	epoch  time.Time
+	bands  []*band // highest priority first
+	ends   heap[*Request]
+	seq    uint64
+	closed inference.Code // why nobody is let in any more; "" while they are
 
 	requests int
 	bytes    int64
@@ -246,6 +246,9 @@ func (q *Queue) Return(now time.Time, r *Request) {
 	r.returned, r.limit = true, 0
 	q.expires(at, r)
 	q.push(at, r)
+	if q.closed == inference.NoEndpoints {
+		q.refuse(r, q.errClosed())
+	}
 }
 
 // Done tells that a dispatched request has ended, however it did: with so many
@@ -275,12 +278,21 @@ func (q *Queue) release(r *Request) {
 	f.settle()
 }
 
-// Drain refuses everybody who waits and everybody who comes.
-func (q *Queue) Drain() {
-	q.draining = true
+// Close refuses everybody who waits and everybody who comes: with ShuttingDown
+// those who return still get their place, with NoEndpoints, of a pool that was
+// deleted, nobody does.
+func (q *Queue) Close(code inference.Code) {
+	q.closed = code
 	for q.ends.len() > 0 {
-		q.refuse(q.ends.top(), errDraining())
+		q.refuse(q.ends.top(), q.errClosed())
 	}
+}
+
+func (q *Queue) errClosed() *inference.Error {
+	if q.closed == inference.ShuttingDown {
+		return inference.Errorf(q.closed, "the gateway is shutting down")
+	}
+	return errNowhere()
 }
 
 // Next is when Pump must be called at the latest, if nothing happens before.

@@ -473,7 +473,7 @@ func TestWaitingEnds(t *testing.T) {
 		g := newRig(t, flow.Config{})
 		g.queue("a")
 		g.queue("b", priority(1))
-		g.q.Drain()
+		g.q.Close(inference.ShuttingDown)
 		if _, ok := g.q.Next(); !ok {
 			t.Error("nobody would be told")
 		}
@@ -481,6 +481,18 @@ func TestWaitingEnds(t *testing.T) {
 		slices.Sort(got)
 		g.want(got, "a:shutting_down", "b:shutting_down")
 		if _, err, _ := g.arrive("c"); err == nil || err.Code != inference.ShuttingDown {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("because the pool is deleted, for those under way too", func(t *testing.T) {
+		g := newRig(t, flow.Config{})
+		g.fleet.places = 1
+		r, _, _ := g.arrive("under way")
+		g.queue("a")
+		g.q.Close(inference.NoEndpoints)
+		g.q.Return(g.now, r)
+		g.want(g.pump(), "a:no_endpoints", "under way:no_endpoints")
+		if _, err, _ := g.arrive("b"); err == nil || err.Code != inference.NoEndpoints {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -487,7 +487,7 @@ func TestCountsReturnToZero(t *testing.T) {
 			for _, n := range b.Counts.Refused {
 				refused += n
 			}
-			if b.Counts.Arrived != b.Counts.Dispatched+b.Counts.Left+refused {
+			if b.Counts.Arrived != b.Counts.Dispatched+b.Counts.Left+b.Counts.Displaced+refused {
 				t.Fatalf("band %d: %+v does not add up", b.Priority, b.Counts)
 			}
 		}

@@ -15,12 +15,12 @@ import (
 // Counts are what has become of a band's requests since the queue was made.
 type Counts struct {
 	Arrived    uint64
-	Dispatched uint64 // retries too
-	Left       uint64 // whose client was gone
-	Displaced  uint64 // of Refused, for others
-	Held       uint64 // times that one was held although there was room
-	Reserved   uint64 // dispatched before higher bands
-	Refused    map[inference.Code]uint64
+	Dispatched uint64                    // retries too
+	Left       uint64                    // whose client was gone
+	Displaced  uint64                    // refused with queue_full for another's sake
+	Held       uint64                    // times that one was held although there was room
+	Reserved   uint64                    // dispatched before higher bands
+	Refused    map[inference.Code]uint64 // but for those displaced
 }
 
 func (c *Counts) refused(code inference.Code) {

@@ -26,16 +26,17 @@ const (
 
 // admission is a request that was understood and has a pool.
 type admission struct {
-	ex      *metered
-	id      inference.RequestID
-	d       dialect.Dialect
-	req     *dialect.Request
-	body    []byte
-	pool    *pool
-	found   route.Result
-	who     *auth.Principal
-	debug   bool // why an endpoint was chosen is to be told
-	arrived time.Time
+	ex        *metered
+	id        inference.RequestID
+	d         dialect.Dialect
+	req       *dialect.Request
+	body      []byte
+	pool      *pool
+	found     route.Result
+	who       *auth.Principal
+	treatment treatment
+	debug     bool // why an endpoint was chosen is to be told
+	arrived   time.Time
 }
 
 // admit reads and understands a request and finds its pool. Whatever is wrong
@@ -78,6 +79,7 @@ func (g *Gateway) admit(ex *metered, id inference.RequestID, d dialect.Dialect) 
 	if refusal := ex.take(a.req.PromptTokens.N, a.req.MaxTokens*max(a.req.Choices, 1)); refusal != nil {
 		return nil, g.rateLimited(ex, refusal)
 	}
+	a.treatment = state.treatment(head, who, a.found.Route, arrived)
 	return a, nil
 }
 

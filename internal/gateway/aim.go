@@ -27,6 +27,7 @@ func newAim(a *admission) aim {
 	return aim{want: schedule.Ask{
 		Model: a.found.Model, Prompt: a.req.PromptTokens, Keys: slices.Clone(keys), PromptBytes: n,
 		Stream: a.req.Stream, Arrived: a.arrived, Session: a.req.SessionID, Explain: a.debug,
+		TTFT: a.treatment.ttft,
 	}}
 }
 
@@ -45,6 +46,7 @@ func (f *flight) began(now time.Time) {
 	}
 	if f.req.Stream {
 		f.place.FirstOutput(now)
+		f.pool.pump()
 	}
 	f.progressed(f.try.heldTokens)
 }
@@ -68,6 +70,9 @@ func (f *flight) completed() {
 	}
 	if !known {
 		usage = inference.Usage{Prompt: -1, Completion: f.aim.sent, Cached: -1}
+	}
+	if usage.Prompt >= 0 && usage.Cached >= 0 {
+		f.fresh = max(usage.Prompt-usage.Cached, 0)
 	}
 	f.place.Finished(time.Now(), usage)
 }

@@ -25,6 +25,7 @@ type Head struct {
 	BodyMax       int64 // the listener's bound on bodies
 	Debug         bool  // the listener shows Headgate-* headers
 	Loopback      bool  // the listener is reached from this machine only
+	Trusted       bool  // its clients may say how their requests are treated
 }
 
 // Exchange is one request and the way to answer it, whatever HTTP stack is

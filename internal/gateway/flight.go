@@ -16,6 +16,7 @@ import (
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/attempt"
 	"github.com/headgate/headgate/internal/dialect"
+	"github.com/headgate/headgate/internal/flow"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/schedule"
 )
@@ -43,10 +44,13 @@ type flight struct {
 	machine *attempt.Request
 	trace   *traced
 	gate    attempt.Gate
+	ticket  ticket
+	waited  time.Duration // for places, in all
 	place   *schedule.Reservation
 	engine  *engine // at the endpoint reserved
 	try     *try
 	leased  *leased // of the last attempt; nil if it needs no fence by a guard
+	fresh   int     // prompt tokens that the engine computed, as it reports; -1: it does not
 
 	ctx     context.Context // done when the client left or draining cut us off
 	release func()          // of ctx
@@ -76,6 +80,12 @@ func (g *Gateway) newFlight(a *admission, keyed bool, prior *journal.Record) *fl
 		machine: attempt.NewRequest(spec),
 		trace:   g.tracer.begin(spec),
 		aim:     newAim(a),
+		fresh:   -1,
+	}
+	f.ticket.Request = flow.Request{
+		Owner: &f.ticket, Priority: a.treatment.priority, Fairness: a.treatment.fairness,
+		Bytes: int64(len(a.body)), Deadline: a.treatment.deadline, ShedAt: a.treatment.shedAt,
+		Output: a.req.MaxTokens * max(a.req.Choices, 1),
 	}
 	if keyed {
 		f.tape = &taped{Exchange: a.ex, tape: journal.Tape{Max: g.journal.AnswerMax()}}
@@ -147,6 +157,7 @@ func (f *flight) end() {
 func (f *flight) letGo() {
 	f.unlease()
 	f.vacate()
+	f.checkOut()
 	if late := f.gate.Counters().Late; late > 0 {
 		f.g.record.LateChunks(late)
 	}
@@ -200,7 +211,9 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 	case attempt.Requeue:
 		f.g.record.Retry(f.pool.name, f.lastAttempt().Verdict)
 		f.unlease()
-		f.vacate()
+		if f.place != nil {
+			f.giveBack() // whoever waits comes after it
+		}
 		return f.reserve(schedule.Ask{Exclude: e.Exclude, PreferRevision: e.PreferRevision, Retry: true})
 	case attempt.Respond:
 		f.err = e.Err
@@ -222,32 +235,10 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 			f.unlease()
 			f.vacate()
 		}
+		f.checkOut()
 		f.finish(e)
 	}
 	return nil
-}
-
-// reserve asks the book for an endpoint.
-func (f *flight) reserve(ask schedule.Ask) attempt.Event {
-	set := f.pool.now.Load()
-	place, err := f.pool.book.Reserve(time.Now(), set.fleet, f.aim.ask(ask))
-	if err != nil {
-		return attempt.Unplaced{Err: err}
-	}
-	f.place, f.engine = place, set.engines[place.Endpoint.ID]
-	placed := attempt.Placed{Endpoint: place.Endpoint.ID, Revision: place.Endpoint.Revision}
-	if f.engine.line != nil {
-		placed.Fence = inference.FenceLease
-	}
-	return placed
-}
-
-// vacate gives the place on the endpoint back.
-func (f *flight) vacate() {
-	if f.place != nil {
-		f.place.Release()
-		f.place = nil
-	}
 }
 
 // cancel ends the current attempt's exchange with its engine.
@@ -309,6 +300,9 @@ func (f *flight) commit(n int) attempt.Event {
 	f.lastWrite = time.Now()
 	f.g.record.FirstOutput(f.pool.name, f.model, f.lastWrite.Sub(f.arrived))
 	f.began(f.lastWrite)
+	if predicted := f.ticket.Predicted(); predicted > 0 {
+		f.g.record.Predicted(f.pool.name, predicted, f.lastWrite.Sub(f.arrived))
+	}
 	if f.req.Stream {
 		f.pool.book.FirstOutput(f.req.PromptTokens, f.lastWrite.Sub(t.dispatched))
 	}
@@ -403,7 +397,7 @@ func (f *flight) clientHeader(engine http.Header) http.Header {
 		h["Headgate-Endpoint"] = []string{string(f.place.Endpoint.ID)}
 		h["Headgate-Attempts"] = []string{strconv.Itoa(f.try.n)}
 		h["Headgate-Route"] = []string{"pool=" + f.pool.name + " " + f.place.Why()}
-		h["Headgate-Queue-Ms"] = []string{strconv.FormatInt(f.try.dispatched.Sub(f.arrived).Milliseconds(), 10)}
+		h["Headgate-Queue-Ms"] = []string{strconv.FormatInt(f.waited.Milliseconds(), 10)}
 	}
 	return h
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/dialect/anthropic"
 	"github.com/headgate/headgate/internal/dialect/openai"
+	"github.com/headgate/headgate/internal/flow"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/lease"
 	"github.com/headgate/headgate/internal/rate"
@@ -126,6 +127,8 @@ type state struct {
 	keys   *auth.Keys
 
 	allowances map[string]*rate.Allowance // by key
+	objectives map[string]config.Objective
+	routed     []string // the objectives of routes, in their order
 }
 
 // New makes a Gateway and begins to probe its endpoints. End it with Drain.
@@ -179,7 +182,7 @@ func (g *Gateway) Reload(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	old, next := g.state.Load(), &state{routes: routes, pools: map[string]*pool{}, keys: keys}
+	old, next := g.state.Load(), &state{routes: routes, pools: map[string]*pool{}, keys: keys, objectives: c.Objectives, routed: routedObjectives(c.Routes)}
 	for _, name := range c.PoolNames() {
 		m, before := newMembers(g, name), chosenBy{}
 		if p := old.pools[name]; p != nil {
@@ -207,6 +210,7 @@ func (g *Gateway) Reload(c *config.Config) error {
 	for name, p := range old.pools {
 		if next.pools[name] == nil {
 			_ = p.set(nil, nil) // cannot fail without endpoints
+			p.endQueue(inference.NoEndpoints)
 		}
 	}
 	return nil
@@ -254,6 +258,9 @@ func (g *Gateway) Drain(ctx context.Context) {
 	g.mu.Lock()
 	g.draining = true
 	g.mu.Unlock()
+	for _, p := range g.state.Load().pools {
+		p.endQueue(inference.ShuttingDown)
+	}
 
 	done := make(chan struct{})
 	go func() {
@@ -276,12 +283,13 @@ func (g *Gateway) Drain(ctx context.Context) {
 	}
 }
 
-// PoolStatus is one pool's endpoints as its book sees them.
+// PoolStatus is one pool's endpoints as its book sees them, and its queue.
 type PoolStatus struct {
 	Pool      string
 	Endpoints []schedule.Status
 	Guards    map[inference.EndpointID]control.Status // of those that have one
 	Metrics   map[inference.EndpointID]Metrics
+	Queue     flow.Status
 }
 
 // Revisions are the model revisions that the endpoints are known to serve, sorted.
@@ -305,7 +313,7 @@ func (g *Gateway) Status() []PoolStatus {
 	for name, p := range pools {
 		set := p.now.Load()
 		status := PoolStatus{
-			Pool: name, Endpoints: p.book.Status(now, set.fleet),
+			Pool: name, Endpoints: p.book.Status(now, set.fleet), Queue: p.queueStatus(),
 			Guards: map[inference.EndpointID]control.Status{}, Metrics: map[inference.EndpointID]Metrics{},
 		}
 		for id, e := range set.engines {

@@ -90,7 +90,7 @@ func (m *members) openLine(id inference.EndpointID, e *engine, g guarding) (*con
 		// A guard takes each pool for a gateway of its own: what one pool does not
 		// know of may be another's.
 		Self:   lease.Gateway{ID: m.g.self.ID + "/" + pool, Generation: m.g.self.Generation},
-		Held:   func(until time.Time) { m.book.SetLeasable(id, until) },
+		Held:   func(until time.Time) { m.book.SetLeasable(id, until); m.pump() },
 		Engine: func(of control.Engine) { m.engineTold(id, of) },
 		Proved: m.g.inheritedSilent,
 		Log:    m.g.log.With("pool", pool, "endpoint", id),

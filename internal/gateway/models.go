@@ -187,6 +187,7 @@ func (m *members) modelsOf(ctx context.Context, id inference.EndpointID, e *engi
 		names[i] = list[i].name
 	}
 	m.book.SetModels(id, names)
+	m.pump()
 	return list
 }
 

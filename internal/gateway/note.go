@@ -36,6 +36,7 @@ func (g *Gateway) open(a *admission) (*flight, *inference.Error) {
 		Model:           a.req.Model,
 		TargetModel:     a.found.Model,
 		Pool:            a.pool.name,
+		Objective:       a.treatment.objective,
 		MaxAttempts:     a.pool.policy.MaxAttempts,
 		PromptTokens:    a.req.PromptTokens.N,
 		ExecutesTools:   a.pool.policy.ExecutesTools,

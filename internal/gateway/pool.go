@@ -17,6 +17,7 @@ import (
 	"github.com/headgate/headgate/internal/attempt"
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/internal/flow"
 	"github.com/headgate/headgate/internal/health"
 	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/internal/upstream"
@@ -71,9 +72,10 @@ func newPool(name string, c config.Pool, m *members) (*pool, error) {
 // members is what a pool keeps from one configuration to the next: its
 // endpoints, the connections to them and what the book knows of them.
 type members struct {
-	g    *Gateway
-	book *schedule.Book
-	now  atomic.Pointer[endpoints]
+	g     *Gateway
+	book  *schedule.Book
+	queue queue
+	now   atomic.Pointer[endpoints]
 
 	setting sync.Mutex // held while now is replaced
 
@@ -120,7 +122,10 @@ func newReach(c config.Pool) reach {
 }
 
 func newMembers(g *Gateway, name string) *members {
-	m := &members{g: g, book: schedule.NewBook(schedule.Config{}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))}
+	m := &members{
+		g: g, book: schedule.NewBook(schedule.Config{}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
+		queue: queue{flow: flow.New(flow.Config{})},
+	}
 	m.now.Store(&endpoints{fleet: &fleet.Pool{Name: name}})
 	return m
 }
@@ -150,7 +155,7 @@ func (b chosenBy) called() string {
 	return b.how.Profile
 }
 
-// configure gives the book a configuration's limits.
+// configure gives the book and the queue a configuration's limits.
 func (p *pool) configure(c config.Pool) {
 	p.book.Configure(schedule.Config{
 		Retry: schedule.BudgetConfig{
@@ -166,7 +171,30 @@ func (p *pool) configure(c config.Pool) {
 		TTFT:        time.Duration(c.Routing.TTFT),
 		TPOT:        time.Duration(c.Routing.TPOT),
 		ScrapeStale: staleAfter(time.Duration(c.Scrape.Interval)),
+		Limits: schedule.Limits{
+			Concurrency: int(c.Flow.MaxConcurrency),
+			Prefill:     time.Duration(c.Flow.LocalQueue.Prefill),
+			Waiting:     c.Flow.LocalQueue.Requests,
+		},
 	})
+	p.limitQueue(flowConfig(c.Flow))
+}
+
+func flowConfig(c config.Flow) flow.Config {
+	f := flow.Config{
+		RequestsMax:      c.Queue.MaxRequests,
+		BytesMax:         int64(c.Queue.MaxBytes),
+		TTL:              time.Duration(c.Queue.TTL),
+		EarliestDeadline: c.Order == config.OrderDeadline,
+		RefuseAt:         float64(c.RefuseAt),
+	}
+	for _, b := range c.Bands {
+		f.Bands = append(f.Bands, flow.Band{
+			Priority: b.Priority, RequestsMax: b.MaxRequests, BytesMax: int64(b.MaxBytes),
+			TTL: time.Duration(b.TTL), Reserve: float64(b.Reserve),
+		})
+	}
+	return f
 }
 
 // set replaces the endpoints. One that stays keeps its connections and its
@@ -233,6 +261,7 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 			m.watch(id, e, how)
 		}
 	}
+	m.pump()
 	return nil
 }
 
@@ -256,7 +285,10 @@ func (m *members) watch(id inference.EndpointID, e *engine, how *reach) {
 	if how.health.Interval > 0 {
 		each = append(each,
 			func(ctx context.Context) {
-				e.probe(ctx, how.health, authorizationHeader(how.authorization), func(h inference.Health) { m.book.SetHealth(id, h) })
+				e.probe(ctx, how.health, authorizationHeader(how.authorization), func(h inference.Health) {
+					m.book.SetHealth(id, h)
+					m.pump()
+				})
 			},
 			func(ctx context.Context) { m.lookAtModels(ctx, id, e, how.authorization) })
 	}
@@ -292,6 +324,7 @@ func authorizationHeader(value string) []upstream.Field {
 }
 
 func (m *members) close() {
+	m.stopQueue()
 	for _, e := range m.now.Load().engines {
 		e.halt()
 		e.conn.Close()

@@ -18,6 +18,11 @@ type Recorder interface {
 	FirstOutput(pool, model string, after time.Duration)
 	// Gap: the time between two writes of output to one client.
 	Gap(pool, model string, gap time.Duration)
+	// Waited: a request of that priority got a place after waiting so long for it.
+	Waited(pool string, priority int, wait time.Duration)
+	// Predicted: a request that had to wait was expected to have its first output
+	// after predicted, and had it after actual, both from its arrival.
+	Predicted(pool string, predicted, actual time.Duration)
 	// Attempt: one attempt ended.
 	Attempt(pool string, verdict inference.Verdict, proof inference.Proof)
 	// Retry: an attempt is repeated after such a verdict.
@@ -35,6 +40,8 @@ type discard struct{}
 func (discard) Request(string, string, inference.Outcome, inference.Code) {}
 func (discard) FirstOutput(string, string, time.Duration)                 {}
 func (discard) Gap(string, string, time.Duration)                         {}
+func (discard) Waited(string, int, time.Duration)                         {}
+func (discard) Predicted(string, time.Duration, time.Duration)            {}
 func (discard) Attempt(string, inference.Verdict, inference.Proof)        {}
 func (discard) Retry(string, inference.Verdict)                           {}
 func (discard) RetryDenied(string, inference.Code)                        {}

@@ -250,11 +250,13 @@ func (r *records) limited() []string {
 	defer r.mu.Unlock()
 	return slices.Clone(r.over)
 }
-func (r *records) FirstOutput(string, string, time.Duration) {}
-func (r *records) Gap(string, string, time.Duration)         {}
-func (r *records) Retry(string, inference.Verdict)           {}
-func (r *records) RetryDenied(string, inference.Code)        {}
-func (r *records) LateChunks(int)                            {}
+func (r *records) Waited(string, int, time.Duration)              {}
+func (r *records) Predicted(string, time.Duration, time.Duration) {}
+func (r *records) FirstOutput(string, string, time.Duration)      {}
+func (r *records) Gap(string, string, time.Duration)              {}
+func (r *records) Retry(string, inference.Verdict)                {}
+func (r *records) RetryDenied(string, inference.Code)             {}
+func (r *records) LateChunks(int)                                 {}
 
 // wait returns the outcome of the next request to end.
 func (r *records) wait(t *testing.T) string {

@@ -74,8 +74,8 @@ func (s *scraped) metrics() Metrics {
 
 // listener takes what engines report to the book.
 type listener struct {
-	book *schedule.Book
-	id   inference.EndpointID
+	*members
+	id inference.EndpointID
 	*scraped
 }
 
@@ -105,12 +105,13 @@ func (l listener) Scraped(r scrape.Report) {
 		At: r.At, Queued: read.Waiting, Running: read.Running, KVUsage: read.KVUsage, Done: read.Done,
 		Adapters: read.Adapters, AdapterSlots: read.AdapterSlots,
 	})
+	l.pump()
 }
 
 // scrape asks an engine for its metrics until ctx is done.
 func (m *members) scrape(ctx context.Context, id inference.EndpointID, e *engine, how *reach) {
 	log := m.g.log.With("pool", m.now.Load().fleet.Name, "endpoint", string(id))
-	err := scrape.Watch(ctx, e.metrics, how.scraping.Config, authorizationHeader(how.authorization), log, listener{m.book, id, &e.scraped})
+	err := scrape.Watch(ctx, e.metrics, how.scraping.Config, authorizationHeader(how.authorization), log, listener{m, id, &e.scraped})
 	if err != nil {
 		log.Error("engine's metrics are not asked for", "error", err)
 	}

@@ -93,6 +93,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ex.head.BodyMax = int64(s.config.MaxBody)
 	ex.head.Debug = s.config.DebugHeaders
 	ex.head.Loopback = s.config.Address.Loopback()
+	ex.head.Trusted = s.config.Trusts()
 	s.gateway.Serve(ex)
 	if ex.aborted {
 		// net/http's way to cut an answer off so that the client notices.

@@ -9,6 +9,7 @@ package telemetry
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -40,6 +41,8 @@ type Metrics struct {
 	requests    *prometheus.CounterVec
 	firstOutput *prometheus.HistogramVec
 	interOutput *prometheus.HistogramVec
+	waits       *prometheus.HistogramVec
+	predictions *prometheus.HistogramVec
 	attempts    *prometheus.CounterVec
 	retries     *prometheus.CounterVec
 	retryDenied *prometheus.CounterVec
@@ -58,6 +61,10 @@ func New(version string) *Metrics {
 			prometheus.ExponentialBuckets(0.005, 2, 15), "pool", "model"),
 		interOutput: histogram("inter_output_seconds", "Time between two writes of output to one client.",
 			prometheus.ExponentialBuckets(0.001, 2, 14), "pool", "model"),
+		waits: histogram("queue_wait_seconds", "Time that requests waited for a place on an endpoint, of those that got one.",
+			append([]float64{0.001}, prometheus.ExponentialBuckets(0.005, 2, 14)...), "pool", "band"),
+		predictions: histogram("first_output_predicted_ratio", "Time to the first output of requests that had to wait, over what was predicted when they came.",
+			[]float64{0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4}, "pool"),
 		attempts:    counter("attempts_total", "Attempts by how they ended and what proves that they are over.", "pool", "verdict", "fence_proof"),
 		retries:     counter("retries_total", "Attempts that were repeated, by why.", "pool", "verdict"),
 		retryDenied: counter("retry_denied_total", "Attempts that might have been repeated and were not, by why.", "pool", "reason"),
@@ -70,7 +77,7 @@ func New(version string) *Metrics {
 		Namespace: namespace, Name: "build_info", Help: "Always 1; the version is a label.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	m.registry.MustRegister(m.requests, m.firstOutput, m.interOutput, m.attempts, m.retries, m.retryDenied, m.rateLimited, m.lateChunks, info,
+	m.registry.MustRegister(m.requests, m.firstOutput, m.interOutput, m.waits, m.predictions, m.attempts, m.retries, m.retryDenied, m.rateLimited, m.lateChunks, info,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -90,7 +97,7 @@ func (m *Metrics) Handler() http.Handler {
 
 // Watch adds the gauges of a gateway's endpoints, read when they are scraped.
 func (m *Metrics) Watch(status func() []gateway.PoolStatus) {
-	m.registry.MustRegister(newGuards(status), newEndpoints(status))
+	m.registry.MustRegister(newGuards(status), newQueues(status), newEndpoints(status))
 }
 
 // WatchJournal adds the metrics of a journal, read when they are scraped.
@@ -129,6 +136,20 @@ func (m *Metrics) FirstOutput(pool, model string, after time.Duration) {
 func (m *Metrics) Gap(pool, model string, gap time.Duration) {
 	m.interOutput.WithLabelValues(pool, m.models.label(model)).Observe(gap.Seconds())
 }
+
+// Waited implements gateway.Recorder.
+func (m *Metrics) Waited(pool string, priority int, wait time.Duration) {
+	m.waits.WithLabelValues(pool, band(priority)).Observe(wait.Seconds())
+}
+
+// Predicted implements gateway.Recorder.
+func (m *Metrics) Predicted(pool string, predicted, actual time.Duration) {
+	m.predictions.WithLabelValues(pool).Observe(float64(actual) / float64(predicted))
+}
+
+// band is a priority as a label. There are as many as the configuration has
+// objectives.
+func band(priority int) string { return strconv.Itoa(priority) }
 
 // Attempt implements gateway.Recorder.
 func (m *Metrics) Attempt(pool string, verdict inference.Verdict, proof inference.Proof) {

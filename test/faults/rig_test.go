@@ -699,7 +699,9 @@ func (l *ledger) RetryDenied(pool string, reason inference.Code) {
 	l.note(pool, func(a *account) { a.denied = append(a.denied, reason) })
 }
 
-func (l *ledger) FirstOutput(string, string, time.Duration) {}
-func (l *ledger) Gap(string, string, time.Duration)         {}
-func (l *ledger) RateLimited(string, string)                {}
-func (l *ledger) LateChunks(int)                            {}
+func (l *ledger) FirstOutput(string, string, time.Duration)      {}
+func (l *ledger) Gap(string, string, time.Duration)              {}
+func (l *ledger) Waited(string, int, time.Duration)              {}
+func (l *ledger) Predicted(string, time.Duration, time.Duration) {}
+func (l *ledger) RateLimited(string, string)                     {}
+func (l *ledger) LateChunks(int)                                 {}
