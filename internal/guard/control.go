@@ -5,6 +5,8 @@ package guard
 import (
 	"context"
 	"crypto/subtle"
+	"errors"
+	"io"
 	"slices"
 	"time"
 
@@ -61,7 +63,7 @@ type session struct {
 	gateway lease.Gateway
 	number  uint64
 	every   time.Duration
-	stop    context.CancelFunc
+	stop    context.CancelCauseFunc
 	wake    chan struct{} // untold or engine changed
 
 	// Guarded by Guard.mu.
@@ -72,9 +74,11 @@ type session struct {
 
 // tell queues an end. The caller holds the guard's mu.
 func (s *session) tell(end lease.End) {
-	if s.untold = append(s.untold, end); len(s.untold) > untoldMax {
-		s.stop()
+	if len(s.untold) == untoldMax {
+		s.stop(errSlow)
+		return
 	}
+	s.untold = append(s.untold, end)
 	s.nudge()
 }
 
@@ -96,8 +100,8 @@ func (g *Guard) Attach(stream grpc.BidiStreamingServer[guardpb.ToGuard, guardpb.
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(stream.Context())
-	defer stop()
+	ctx, stop := context.WithCancelCause(stream.Context())
+	defer stop(nil)
 	s, list, err := g.begin(first.GetHello(), stop)
 	if err != nil {
 		return err
@@ -105,24 +109,30 @@ func (g *Guard) Attach(stream grpc.BidiStreamingServer[guardpb.ToGuard, guardpb.
 	defer g.end(s)
 	log := g.log.With("gateway", s.gateway.ID, "generation", s.gateway.Generation, "session", s.number)
 	log.Info("control stream opened", "attempts", len(list))
-	failed := make(chan error, 1)
-	go func() { failed <- g.obey(ctx, s, stream) }()
-	err = g.speak(ctx, s, list, stream)
-	stop()
-	select {
-	case e := <-failed: // says more than that the stream is over
-		if err == nil || e != nil {
-			err = e
-		}
-	default: // still in Recv: the stream's end, which is when this returns, ends it
-	}
+	// Neither is waited for. One may hang in Send, because the gateway reads
+	// nothing, and the other in Recv: the stream's end, which is when this
+	// returns, ends both.
+	go func() { stop(g.speak(ctx, s, list, stream)) }()
+	go func() { stop(g.obey(ctx, s, stream)) }()
+	<-ctx.Done()
+	err = context.Cause(ctx)
 	log.Info("control stream closed", "error", err)
+	if errors.Is(err, context.Canceled) {
+		return nil // the gateway has closed it
+	}
 	return err
 }
 
+// Why a guard ends a session that is well.
+var (
+	errClosing  = status.Error(codes.Unavailable, "the guard is shutting down")
+	errReplaced = status.Error(codes.Aborted, "a newer session of this gateway has begun")
+	errSlow     = status.Error(codes.ResourceExhausted, "the gateway does not read what has ended")
+)
+
 // begin opens a session in the place of the gateway's older one, and takes the
 // list for it: whatever ends from then on is told to this session.
-func (g *Guard) begin(hello *guardpb.Hello, stop context.CancelFunc) (*session, []lease.Listed, error) {
+func (g *Guard) begin(hello *guardpb.Hello, stop context.CancelCauseFunc) (*session, []lease.Listed, error) {
 	gateway, err := hello.GetGateway().Lease()
 	if err != nil {
 		return nil, nil, status.Error(codes.InvalidArgument, "the first message is no hello: "+err.Error())
@@ -135,21 +145,23 @@ func (g *Guard) begin(hello *guardpb.Hello, stop context.CancelFunc) (*session, 
 		gateway: gateway, number: hello.GetSession(), every: min(max(every, heartbeatMin), heartbeatMax),
 		stop: stop, wake: make(chan struct{}, 1),
 	}
+	g.settling.Lock()
+	defer g.settling.Unlock()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	old := g.sessions[gateway.ID]
 	switch {
 	case g.closed:
-		return nil, nil, status.Error(codes.Unavailable, errClosing.Error())
+		return nil, nil, errClosing
 	case !g.roster.Hello(g.now(), gateway), old != nil && old.gateway.Generation > gateway.Generation:
 		return nil, nil, status.Error(codes.FailedPrecondition, "a newer life of this gateway was heard")
 	case old != nil && old.gateway.Generation == gateway.Generation && old.number >= s.number:
 		return nil, nil, status.Error(codes.FailedPrecondition, "a newer session of this gateway was heard")
 	case old != nil:
-		old.stop()
+		old.stop(errReplaced)
 	}
 	g.sessions[gateway.ID] = s
-	s.engine = g.process
+	s.engine = g.process // goes with the first heartbeat
 	return s, g.roster.List(gateway.ID), nil
 }
 
@@ -165,7 +177,8 @@ func (g *Guard) end(s *session) {
 func (g *Guard) speak(ctx context.Context, s *session, list []lease.Listed, stream grpc.BidiStreamingServer[guardpb.ToGuard, guardpb.ToGateway]) error {
 	every := time.NewTicker(s.every)
 	defer every.Stop()
-	if err := stream.Send(&guardpb.ToGateway{Heartbeat: g.heartbeat()}); err != nil {
+	// The engine before the list and all ends: what an exit means for them is in it.
+	if err := stream.Send(&guardpb.ToGateway{Heartbeat: g.heartbeat(), Engine: g.engineNews(s)}); err != nil {
 		return err
 	}
 	for part := range slices.Chunk(list, guardpb.Batch) {
@@ -189,7 +202,7 @@ func (g *Guard) speak(ctx context.Context, s *session, list []lease.Listed, stre
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return context.Cause(ctx)
 		case <-s.wake:
 		case <-every.C:
 			if err := stream.Send(&guardpb.ToGateway{Heartbeat: g.heartbeat()}); err != nil {
@@ -208,13 +221,20 @@ func (g *Guard) heartbeat() *guardpb.Heartbeat {
 	return hb
 }
 
+func (g *Guard) engineNews(s *session) *guardpb.Engine {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := s.engine
+	s.engine = nil
+	return e
+}
+
 // news takes what a session has not been told yet.
 func (g *Guard) news(s *session) []*guardpb.ToGateway {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var all []*guardpb.ToGateway
 	if s.engine != nil {
-		// Before the ends: what an exit means for them is in it.
 		all = append(all, &guardpb.ToGateway{Engine: s.engine})
 		s.engine = nil
 	}
@@ -231,11 +251,15 @@ func (g *Guard) news(s *session) []*guardpb.ToGateway {
 
 // obey takes a gateway's orders until the stream ends.
 func (g *Guard) obey(ctx context.Context, s *session, stream grpc.BidiStreamingServer[guardpb.ToGuard, guardpb.ToGateway]) error {
-	defer s.stop()
 	for ctx.Err() == nil {
 		m, err := stream.Recv()
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil // the gateway has said all that it will
+		case err != nil:
 			return err
+		case m.GetHello() != nil:
+			return status.Error(codes.InvalidArgument, "a second hello")
 		}
 		for _, p := range m.GetRenew() {
 			grant, err := p.Lease()
@@ -252,7 +276,7 @@ func (g *Guard) obey(ctx context.Context, s *session, stream grpc.BidiStreamingS
 			g.revoke(s, revoke)
 		}
 	}
-	return nil
+	return context.Cause(ctx)
 }
 
 func (g *Guard) renew(grant lease.Grant) {
@@ -292,7 +316,7 @@ func (g *Guard) holdServing(key lease.Key) *serving {
 			return nil
 		}
 		g.mu.Unlock()
-		s.hold()
+		s.hold(lease.Revoked)
 		g.mu.Lock()
 		if g.serving[key] == s {
 			return s

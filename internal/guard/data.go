@@ -4,10 +4,12 @@ package guard
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -72,8 +74,8 @@ func (g *Guard) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		g.describe(w)
 		return
 	}
-	value := r.Header.Get(lease.Header)
-	if value == "" {
+	lines, leased := r.Header[lease.Header]
+	if !leased {
 		if g.config.RequireLease && r.Method != http.MethodGet && r.Method != http.MethodHead {
 			g.refuse(w, roster.Required, "a request that starts work here needs a lease")
 			return
@@ -81,7 +83,8 @@ func (g *Guard) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		g.pass(w, r)
 		return
 	}
-	grant, err := lease.ParseGrant(value)
+	// One dictionary, on however many lines (RFC 9651 §3.2): two leases are none.
+	grant, err := lease.ParseGrant(strings.Join(lines, ", "))
 	if err != nil {
 		g.refuse(w, BadLease, err.Error())
 		return
@@ -156,7 +159,7 @@ func (g *Guard) attempt(w http.ResponseWriter, r *http.Request, grant lease.Gran
 	}
 	defer g.remove(s)
 	// The gateway has closed its side: nobody reads what would still be written.
-	unwatch := context.AfterFunc(r.Context(), func() { g.finish(s.key, lease.Closed) })
+	unwatch := context.AfterFunc(r.Context(), func() { g.gatewayGone(s.key) })
 	defer unwatch()
 
 	res, end := g.engine.Do(ctx, request(r, body))
@@ -166,14 +169,14 @@ func (g *Guard) attempt(w http.ResponseWriter, r *http.Request, grant lease.Gran
 			g.refuse(w, Unreachable, "the engine takes no connection")
 			return
 		}
-		g.cut(s)
-		return
+		g.finish(s.key, s.reason(lease.Closed))
+		cut(w, false)
 	}
 	defer func() { _ = res.Close() }()
-	if !g.relay(w, res, s) {
-		g.cut(s)
+	if why := g.relay(w, res, s); why != lease.Finished {
+		g.finish(s.key, s.reason(why))
+		cut(w, endsByClosing(r, res))
 	}
-	g.finish(s.key, lease.Finished)
 }
 
 // admit starts the attempt in the roster, or says why not.
@@ -182,6 +185,9 @@ func (g *Guard) admit(grant lease.Grant, s *serving) roster.Refusal {
 	defer g.mu.Unlock()
 	if g.draining {
 		return Draining
+	}
+	if g.serving[s.key] != nil {
+		return roster.Duplicate // over, even forgotten, and not gone yet
 	}
 	if why := g.roster.Admit(g.now(), grant); why != roster.Accepted {
 		return why
@@ -208,11 +214,43 @@ func (g *Guard) finish(key lease.Key, why lease.Reason) {
 	}
 }
 
-// cut ends an attempt whose answer is not whole, and its connection: by how a
-// body ends a gateway tells a whole answer from a part.
-func (g *Guard) cut(s *serving) {
-	g.finish(s.key, lease.Closed)
+// gatewayGone ends an attempt whose gateway has closed its connection.
+func (g *Guard) gatewayGone(key lease.Key) {
+	g.settling.RLock()
+	defer g.settling.RUnlock()
+	g.mu.Lock()
+	end, ok := g.roster.Finish(key, lease.Closed)
+	g.mu.Unlock()
+	if ok {
+		g.settle([]lease.End{end}, nil)
+	}
+}
+
+// cut ends the connection to the gateway, whose answer is not whole: by how a
+// body ends a gateway tells a whole answer from a part. Where it ends with its
+// connection only a reset says that it was cut.
+func cut(w http.ResponseWriter, byClosing bool) {
+	if byClosing {
+		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+			reset(conn)
+		}
+	}
 	panic(http.ErrAbortHandler)
+}
+
+func reset(conn net.Conn) {
+	if c, ok := conn.(*tls.Conn); ok {
+		conn = c.NetConn() // its own Close would say that all is well
+	}
+	if c, ok := conn.(*net.TCPConn); ok {
+		_ = c.SetLinger(0) // an error means that the connection is gone
+	}
+	_ = conn.Close()
+}
+
+// endsByClosing reports whether an answer's body ends with its connection.
+func endsByClosing(r *http.Request, res *upstream.Response) bool {
+	return res.CloseDelimited || res.ContentLength < 0 && !r.ProtoAtLeast(1, 1)
 }
 
 // notStarted reports whether the engine can't have had the whole request.
@@ -225,31 +263,39 @@ func notStarted(end *upstream.End) bool {
 }
 
 // relay passes an answer on, checked chunk by chunk where it is an attempt's. It
-// reports whether the whole of it was written.
-func (g *Guard) relay(w http.ResponseWriter, res *upstream.Response, s *serving) bool {
+// returns why it ended: Finished where the whole of it was written.
+func (g *Guard) relay(w http.ResponseWriter, res *upstream.Response, s *serving) lease.Reason {
 	answerHeader(w.Header(), res)
 	rc := http.NewResponseController(w)
-	if !g.publish(s, func() (int, error) {
+	if why := g.publish(s, func() (int, error) {
 		w.WriteHeader(res.Status)
 		return 0, rc.Flush()
-	}) {
-		return false
+	}); why != published {
+		return why
 	}
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
-	for {
-		n, err := res.Read(*buf)
-		if n > 0 && !g.publish(s, func() (int, error) {
-			n, err := w.Write((*buf)[:n])
-			if err == nil {
-				err = rc.Flush()
-			}
-			return n, err
-		}) {
-			return false
+	var n int
+	write := func() (int, error) {
+		n, err := w.Write((*buf)[:n])
+		if err == nil {
+			err = rc.Flush()
 		}
-		if err != nil {
-			return errors.Is(err, io.EOF)
+		return n, err
+	}
+	for {
+		var err error
+		n, err = res.Read(*buf)
+		if n > 0 {
+			if why := g.publish(s, write); why != published {
+				return why
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return g.complete(s)
+		case err != nil:
+			return lease.Closed
 		}
 	}
 }
@@ -257,11 +303,17 @@ func (g *Guard) relay(w http.ResponseWriter, res *upstream.Response, s *serving)
 // A chunk is what one read from the engine brings.
 var chunks = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
 
-// publish writes one chunk if the lease holds.
-func (g *Guard) publish(s *serving, write func() (int, error)) bool {
+// published is what publish returns of a chunk that was written in time.
+const published lease.Reason = 0
+
+// publish writes one chunk if the lease holds. If it does not, or the write
+// fails, it returns why the attempt is over.
+func (g *Guard) publish(s *serving, write func() (int, error)) lease.Reason {
 	if s == nil {
-		_, err := write()
-		return err == nil
+		if _, err := write(); err != nil {
+			return lease.Closed
+		}
+		return published
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,16 +321,40 @@ func (g *Guard) publish(s *serving, write func() (int, error)) bool {
 	ok := g.roster.Check(g.now(), s.key)
 	g.mu.Unlock()
 	if !ok {
-		return false // tick, or what ended the attempt, tells the gateway
+		return lease.Expired // or what ended the attempt has said why
 	}
 	n, err := write()
+	s.written += int64(n)
 	g.mu.Lock()
 	late := g.roster.Wrote(g.now(), s.key, n)
 	g.mu.Unlock()
-	if late {
+	switch {
+	case late:
 		g.log.Warn("a write ended after its lease", "request", s.key.Request, "attempt", s.key.N)
+		return lease.Expired
+	case err != nil:
+		return lease.Closed
 	}
-	return err == nil && !late
+	return published
+}
+
+// complete ends an attempt whose answer was passed on whole, if its lease still
+// holds: what marks the end of a chunked body is written after this, and an
+// answer whose attempt was revoked or is late must not look whole.
+func (g *Guard) complete(s *serving) lease.Reason {
+	if s == nil {
+		return lease.Finished
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.mu.Lock()
+	ok := g.roster.Check(g.now(), s.key)
+	g.mu.Unlock()
+	if !ok {
+		return lease.Expired
+	}
+	g.finish(s.key, lease.Finished)
+	return lease.Finished
 }
 
 // pass relays a request that has no lease.
@@ -298,8 +374,8 @@ func (g *Guard) pass(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer func() { _ = res.Close() }()
-	if !g.relay(w, res, nil) {
-		panic(http.ErrAbortHandler)
+	if g.relay(w, res, nil) != lease.Finished {
+		cut(w, endsByClosing(r, res))
 	}
 }
 
@@ -346,7 +422,7 @@ func connectionFields(h http.Header) []string {
 func answerHeader(h http.Header, res *upstream.Response) {
 	drop := connectionFields(res.Header)
 	for name, values := range res.Header {
-		if !slices.Contains(drop, name) && name != OriginHeader {
+		if !slices.Contains(drop, name) && name != OriginHeader && name != ReasonHeader {
 			h[name] = values
 		}
 	}

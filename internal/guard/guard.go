@@ -88,6 +88,12 @@ type Guard struct {
 	engine *upstream.Pool
 	self   lease.Incarnation
 
+	// settling is held, shared, from the moment at which attempts end in the roster
+	// until no write of theirs is under way. A session's list is taken under it:
+	// there too an end is the proof that nothing more is published. It is taken
+	// before a serving's mu, and that before the guard's.
+	settling sync.RWMutex
+
 	// mu is held around each call of the roster, and nobody waits under it.
 	mu       sync.Mutex
 	roster   *roster.Roster
@@ -193,7 +199,7 @@ func (g *Guard) Close() {
 	g.closed = true
 	g.timer.Stop()
 	for _, s := range g.sessions {
-		s.stop()
+		s.stop(errClosing)
 	}
 	var left []*serving
 	for _, s := range g.serving {
@@ -206,12 +212,12 @@ func (g *Guard) Close() {
 	g.engine.Close()
 }
 
-var errClosing = errors.New("the guard is shutting down")
-
 // EngineExited tells that the engine's process has ended. Crashed: by a signal
 // or non-zero, and nobody asked it to. When it returns every attempt has ended
 // and every gateway has been told, as far as its stream takes it.
 func (g *Guard) EngineExited(crashed bool) {
+	g.settling.RLock()
+	defer g.settling.RUnlock()
 	g.mu.Lock()
 	ends := g.roster.EngineExited()
 	process := &guardpb.Engine{
@@ -235,6 +241,8 @@ func (g *Guard) arm(deadline lease.Boottime) {
 
 // tick ends what is past its deadline, with no help from anyone.
 func (g *Guard) tick() {
+	g.settling.RLock()
+	defer g.settling.RUnlock()
 	g.mu.Lock()
 	g.tickAt = 0
 	ends := g.roster.Tick(g.now())
@@ -247,16 +255,17 @@ func (g *Guard) tick() {
 
 // settle aborts attempts that the roster has ended, and tells their gateways
 // once no write of them is under way: a gateway takes an end for the proof that
-// nothing more is published.
+// nothing more is published. The caller holds settling, shared.
 func (g *Guard) settle(ends []lease.End, process *guardpb.Engine) {
-	for _, end := range ends {
+	for i, end := range ends {
 		g.mu.Lock()
 		s := g.serving[end.Key]
 		g.mu.Unlock()
 		if s == nil {
 			continue
 		}
-		s.hold()
+		s.hold(end.Reason)
+		ends[i].Published = s.written
 		s.mu.Unlock()
 		s.abort(errEnded{end.Reason})
 	}
@@ -292,23 +301,38 @@ type serving struct {
 
 	// mu is held from the check of a chunk to the note that it was written, so
 	// that no revoke is acknowledged in between.
-	mu sync.Mutex
+	mu      sync.Mutex
+	written int64 // bytes of the body
 
 	// unblock guards deadline: once over is set the connection may be another
 	// request's.
 	unblock  sync.Mutex
 	over     bool
+	why      lease.Reason // that a write was made to give up; 0: none was
 	deadline *http.ResponseController
 }
 
-// hold takes mu, and makes a write that hangs give up: what it wrote of its
-// chunk is all that is written of the attempt.
-func (s *serving) hold() {
+// hold takes mu to end the attempt, and makes a write that hangs give up: what
+// it wrote of its chunk is all that is written of the attempt.
+func (s *serving) hold(why lease.Reason) {
 	if s.mu.TryLock() {
 		return
 	}
+	s.unblock.Lock()
+	s.why = why
+	s.unblock.Unlock()
 	s.unblockWrites()
 	s.mu.Lock()
+}
+
+// reason is why the attempt is over, from what its own goroutine saw of that.
+func (s *serving) reason(seen lease.Reason) lease.Reason {
+	s.unblock.Lock()
+	defer s.unblock.Unlock()
+	if s.why != 0 {
+		return s.why
+	}
+	return seen
 }
 
 // abort ends the exchange with the engine and the connection to the gateway.

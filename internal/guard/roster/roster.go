@@ -215,11 +215,12 @@ func (r *Roster) Check(now lease.Boottime, key lease.Key) bool {
 // Wrote notes a chunk that was written. A pause between check and write can't
 // be prevented, only noticed: the shell reads the clock again after the write.
 // If the lease was over by then the write is counted as late, and Tick ends the
-// attempt.
+// attempt, if it has not done so, and forgotten it, while the write was under way.
 func (r *Roster) Wrote(now lease.Boottime, key lease.Key, bytes int) (late bool) {
 	a := r.find(key)
 	if a == nil {
-		return false
+		r.late++
+		return true
 	}
 	a.written += int64(bytes)
 	if now < a.deadline || mutation.RecheckBeforeWrite {

@@ -113,6 +113,20 @@ func TestLateWritesAreNoticed(t *testing.T) {
 	}
 }
 
+// A pause long enough for the attempt to be forgotten makes its write no less late.
+func TestLateWriteOfAForgottenAttempt(t *testing.T) {
+	r := started(t)
+	if !r.Check(2*second, key) {
+		t.Fatal("the chunk may not be written")
+	}
+	if ends := r.Tick(20 * second); len(ends) != 1 || r.Requests() != 0 {
+		t.Fatalf("ended %v, %d requests are left", ends, r.Requests())
+	}
+	if !r.Wrote(20*second, key, 3) || r.Late() != 1 {
+		t.Errorf("%d late writes", r.Late())
+	}
+}
+
 func TestRevoke(t *testing.T) {
 	r := started(t)
 	r.Wrote(2*second, key, 5)
