@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/headgate/headgate/internal/process"
 )
 
 // Options are what a guard's process is told. Listen and ControlAt are required,
@@ -88,13 +90,13 @@ func Run(ctx context.Context, o Options) (code int, err error) {
 	o.Config.Control = at.Port
 
 	var exited <-chan struct{}
-	var process *Process
+	var engine *process.Process
 	if len(o.Command) > 0 {
-		if process, err = StartEngine(o.Command); err != nil {
-			return 1, err
+		if engine, err = process.Start(o.Command); err != nil {
+			return 1, fmt.Errorf("start the engine: %w", err)
 		}
-		defer process.Stop(o.DrainTime)
-		exited, o.Supervised, o.Incarnation = process.Exited(), true, process.Incarnation()
+		defer engine.Stop(o.DrainTime)
+		exited, o.Supervised, o.Incarnation = engine.Exited(), true, engine.Incarnation()
 	}
 	g, err := New(o.Config)
 	if err != nil {
@@ -121,13 +123,13 @@ func Run(ctx context.Context, o Options) (code int, err error) {
 	case <-ctx.Done():
 		o.drain(g, requests)
 	case <-exited:
-		code = process.Code()
+		code = engine.Code()
 		g.EngineExited(code != 0)
 		g.told(tellTime)
 		if code == 0 {
 			code = 1 // an engine is not to end by itself
 		}
-		err = fmt.Errorf("the engine has exited with code %d", process.Code())
+		err = fmt.Errorf("the engine has exited with code %d", engine.Code())
 	case err = <-failed:
 		code = 1
 	}
