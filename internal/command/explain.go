@@ -132,6 +132,9 @@ func printExplained(out io.Writer, e *gateway.Explained) error {
 	if e.Target != "" && e.Target != e.Model {
 		model += ", to engines " + e.Target
 	}
+	if e.Adapter != "" {
+		model += ", an adapter"
+	}
 	if model != "" {
 		fmt.Fprintf(w, "model\t%s\n", model)
 	}

@@ -43,6 +43,10 @@ type Config struct {
 	// requests are refused at once. A duration; 0s cuts them at once.
 	DrainTimeout Duration `yaml:"drain_timeout"`
 
+	// What tells that requests belong to one session, for routes that are sticky
+	// and for the plugin session.
+	Session Session `yaml:"session"`
+
 	// Which pool serves which request. Default: with exactly one pool, all
 	// requests go to it.
 	Routes []Route `yaml:"routes"`
@@ -222,6 +226,18 @@ type ShedAt struct {
 	Saturation Ratio `yaml:"saturation"`
 }
 
+// Session says where a request names its session. The header goes first; names of
+// more than 256 bytes are none. Sessions of different tenants are never one.
+type Session struct {
+	// The request header with the session's name; engines never see X-Session-Id.
+	// "" reads none.
+	Header string `yaml:"header"`
+
+	// The field of a request's body that is read where the header is not there:
+	// session_id, prompt_cache_key or user. "" reads none.
+	Field string `yaml:"field"`
+}
+
 // Route sends the requests that match to one of its backends. Among the routes
 // whose host name, path and headers match, an exact model wins over the longest
 // prefix, that over a regular expression, that over no model; then the first in
@@ -234,6 +250,11 @@ type Route struct {
 	// Where matching requests go: one backend is drawn at random, by weight,
 	// for each request.
 	Backends []Backend `yaml:"backends"`
+
+	// True to draw for each session once: all its requests go to one backend, at
+	// every gateway, and when weights change only as few sessions move as must.
+	// Requests without a session are drawn one by one.
+	Sticky bool `yaml:"sticky"`
 
 	// What is changed on the way.
 	Rewrite Rewrite `yaml:"rewrite"`

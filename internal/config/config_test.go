@@ -241,6 +241,7 @@ pools:
 				Limits: config.KeyLimits{RequestsPerMinute: 60, TokensPerMinute: 100_000}},
 		},
 		DrainTimeout: config.Duration(90 * time.Second),
+		Session:      config.Session{Header: "x-session-id", Field: "session_id"},
 		Routes: []config.Route{{
 			Match:    config.Match{Model: "qwen-*", Path: "/v1", Hostnames: []string{"*.example.com"}, Headers: map[string]string{"x-team": "a"}},
 			Backends: []config.Backend{{Pool: "qwen", Weight: 90}, {Pool: "next", Weight: 1}},

@@ -36,6 +36,7 @@ func (c *Config) setDefaults() {
 			Idempotency: Idempotency{TTL: Duration(24 * time.Hour), MaxAnswer: 1 << 20},
 		},
 		DrainTimeout: Duration(30 * time.Second),
+		Session:      Session{Header: "x-session-id", Field: SessionField},
 	}
 }
 

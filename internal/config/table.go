@@ -30,6 +30,7 @@ func (c *Config) Table() (*route.Table, error) {
 			Hostnames: r.Match.Hostnames,
 			Headers:   r.Match.Headers,
 			Rewrite:   r.Rewrite.Model,
+			Sticky:    r.Sticky,
 		}
 		for _, b := range r.Backends {
 			compiled[i].Backends = append(compiled[i].Backends, route.Backend{

@@ -60,6 +60,13 @@ const (
 	DurabilityRelaxed = "relaxed"
 )
 
+// Fields of a body that may name a session.
+const (
+	SessionField         = "session_id"
+	SessionFieldCacheKey = "prompt_cache_key"
+	SessionFieldUser     = "user"
+)
+
 // Types of DNS discovery.
 const (
 	DNSAddresses = "a"
@@ -103,6 +110,7 @@ func (c *Config) Validate() Problems {
 	k.admin(c)
 	k.journal(c.Journal)
 	k.keys(c.Keys)
+	k.session(c.Session)
 	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
 		k.pool(c, name)
 	}
@@ -721,9 +729,35 @@ func (k *checker) routes(c *Config) {
 		path := fmt.Sprintf("routes[%d]", i)
 		k.match(path+".match", r.Match)
 		k.backends(path, r.Backends, pools)
+		k.sticky(c, path+".sticky", r)
 		if !cleanText(r.Rewrite.Model) {
 			k.problem(path+".rewrite.model", "has control characters")
 		}
+	}
+}
+
+func (k *checker) session(s Session) {
+	if s.Header != "" && !headerPattern.MatchString(s.Header) {
+		k.problem("session.header", "%s is not a header name", quote(s.Header))
+	}
+	if s.Field != "" {
+		k.oneOf("session.field", s.Field, SessionField, SessionFieldCacheKey, SessionFieldUser)
+	}
+}
+
+func (k *checker) sticky(c *Config, path string, r Route) {
+	drawn := 0
+	for _, b := range r.Backends {
+		if b.Weight > 0 {
+			drawn++
+		}
+	}
+	switch {
+	case !r.Sticky:
+	case drawn == 1:
+		k.problem(path, "nothing is drawn: the route has one backend with a weight")
+	case c.Session == Session{}:
+		k.problem(path, "no request has a session: neither session.header nor session.field is set")
 	}
 }
 

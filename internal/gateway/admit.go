@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/auth"
+	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/dialect"
 	"github.com/headgate/headgate/internal/route"
 )
@@ -35,7 +37,9 @@ type admission struct {
 	found     route.Result
 	who       *auth.Principal
 	treatment treatment
-	debug     bool // why an endpoint was chosen is to be told
+	session   string // with its tenant; "" for none
+	adapter   string // that the engines' model is; "" for none
+	debug     bool   // why an endpoint was chosen is to be told
 	arrived   time.Time
 }
 
@@ -93,16 +97,45 @@ func (s *state) find(a *admission, query route.Query, contentType string) *infer
 	if err := a.who.Permit(req.Model); err != nil {
 		return err
 	}
-	query.Model = req.Model
+	a.session = s.sessionOf(query.Header, req, a.who)
+	query.Model, query.Session, query.May = req.Model, a.session, a.who.May
 	var err *inference.Error
-	if a.found, err = s.routes.Match(query, rand.IntN); err != nil {
+	if a.found, err = s.match(query, rand.IntN); err != nil {
 		return err
 	}
 	a.pool = s.pools[a.found.Pool]
+	if a.pool.listed.Load().bases[a.found.Model] != "" {
+		a.adapter = a.found.Model
+	}
 	if most := a.pool.bodyMax; most > 0 && int64(len(a.body)) > most {
 		return errTooLarge(most)
 	}
 	return nil
+}
+
+// sessionBytesMax bounds the name of a session; a longer one is none.
+const sessionBytesMax = 256
+
+// sessionOf names the session of a request. Tenants cannot meet in one.
+func (s *state) sessionOf(header http.Header, req *dialect.Request, who *auth.Principal) string {
+	name := ""
+	if s.session.Header != "" {
+		name = header.Get(s.session.Header)
+	}
+	if name == "" {
+		switch s.session.Field {
+		case config.SessionField:
+			name = req.SessionID
+		case config.SessionFieldCacheKey:
+			name = req.PromptCacheKey
+		case config.SessionFieldUser:
+			name = req.User
+		}
+	}
+	if name == "" || len(name) > sessionBytesMax {
+		return ""
+	}
+	return who.Tenant + "\x00" + name
 }
 
 // keyBytesMax bounds an Idempotency-Key.

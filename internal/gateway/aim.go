@@ -26,7 +26,7 @@ func newAim(a *admission) aim {
 	keys, n := h.Request(a.body, a.req, a.found.Model)
 	return aim{want: schedule.Ask{
 		Model: a.found.Model, Prompt: a.req.PromptTokens, Keys: slices.Clone(keys), PromptBytes: n,
-		Stream: a.req.Stream, Arrived: a.arrived, Session: a.req.SessionID, Explain: a.debug,
+		Stream: a.req.Stream, Arrived: a.arrived, Session: a.session, Adapter: a.adapter, Explain: a.debug,
 		TTFT: a.treatment.ttft,
 	}}
 }

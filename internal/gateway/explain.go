@@ -25,6 +25,7 @@ type Question struct {
 type Explained struct {
 	Model    string        `json:"model"`             // as the client names it
 	Target   string        `json:"target_model"`      // as engines know it
+	Adapter  string        `json:"adapter,omitempty"` // that the target is
 	Route    *int          `json:"route,omitempty"`   // index in the configuration; nil: none matches
 	Backends []PoolWeight  `json:"backends"`          // of the route
 	Pool     string        `json:"pool,omitempty"`    // drawn of them
@@ -90,7 +91,7 @@ func (g *Gateway) Explain(q Question) *Explained {
 		out.Model = a.req.Model
 	}
 	if a.pool != nil {
-		out.Target, out.Pool, out.Profile = a.found.Model, a.found.Pool, a.pool.called()
+		out.Target, out.Adapter, out.Pool, out.Profile = a.found.Model, a.adapter, a.found.Pool, a.pool.called()
 		out.Route = &a.found.Route
 		for _, b := range state.routes.Backends(a.found.Route) {
 			out.Backends = append(out.Backends, PoolWeight{b.Pool, b.Weight})
@@ -113,7 +114,12 @@ func (g *Gateway) Explain(q Question) *Explained {
 // understand is admit for a request that is not served. What it found before an
 // error is in the admission.
 func (s *state) understand(q Question) (*admission, *inference.Error) {
-	a := &admission{d: dialects[q.Path], body: q.Body, who: &auth.Principal{}, arrived: time.Now()}
+	// With a client's key among the headers it is that client's request.
+	who, err := s.keys.Authenticate(q.Header)
+	if err != nil {
+		who = &auth.Principal{Tenant: auth.Anonymous}
+	}
+	a := &admission{d: dialects[q.Path], body: q.Body, who: who, arrived: time.Now()}
 	if a.d == nil {
 		return a, inference.Errorf(inference.NotFound, "nothing is served at this path")
 	}

@@ -122,9 +122,10 @@ type Gateway struct {
 // state is what one configuration makes. It is immutable and swapped whole; a
 // request keeps the one of its arrival.
 type state struct {
-	routes *route.Table
-	pools  map[string]*pool
-	keys   *auth.Keys
+	routes  *route.Table
+	pools   map[string]*pool
+	keys    *auth.Keys
+	session config.Session
 
 	allowances map[string]*rate.Allowance // by key
 	objectives map[string]config.Objective
@@ -182,7 +183,7 @@ func (g *Gateway) Reload(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	old, next := g.state.Load(), &state{routes: routes, pools: map[string]*pool{}, keys: keys, objectives: c.Objectives, routed: routedObjectives(c.Routes)}
+	old, next := g.state.Load(), &state{session: c.Session, routes: routes, pools: map[string]*pool{}, keys: keys, objectives: c.Objectives, routed: routedObjectives(c.Routes)}
 	for _, name := range c.PoolNames() {
 		m, before := newMembers(g, name), chosenBy{}
 		if p := old.pools[name]; p != nil {

@@ -27,6 +27,7 @@ const (
 	modelsFresh  = 5 * time.Second  // how long a list is good for
 	modelsEvery  = 30 * time.Second // how often it is looked at unasked
 	modelsAtOnce = 16               // engines asked at a time
+	knownMax     = 128              // names that an unknown one is compared with
 
 	modelsPath = "/v1/models"
 	chatPath   = "/v1/chat/completions"
@@ -46,7 +47,7 @@ func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 	if name, single := strings.CutPrefix(head.Path, modelsPath+"/"); single {
 		i := slices.IndexFunc(list, func(m model) bool { return m.name == name })
 		if i < 0 {
-			_, err := g.state.Load().whereTo(head, name)
+			_, err := g.state.Load().whereTo(head, name, who.May)
 			if err == nil || err.Code != inference.ModelNotFound {
 				err = inference.Errorf(inference.ModelNotFound, "no such model")
 			}
@@ -70,14 +71,15 @@ func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 type model struct {
 	name  string
 	entry json.RawMessage
+	base  string // of an adapter: the model that it adapts; "" for none
 }
 
 // whereTo finds where a request for the model would go, at whichever inference
 // path takes it: a route may be for embeddings alone.
-func (s *state) whereTo(head *Head, name string) (route.Result, *inference.Error) {
+func (s *state) whereTo(head *Head, name string, may func(string) bool) (route.Result, *inference.Error) {
 	var last *inference.Error
 	for _, path := range slices.Sorted(maps.Keys(dialects)) {
-		found, err := s.routes.Match(route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name}, func(int) int { return 0 })
+		found, err := s.match(route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name, May: may}, func(int) int { return 0 })
 		if err == nil {
 			return found, nil
 		}
@@ -88,10 +90,66 @@ func (s *state) whereTo(head *Head, name string) (route.Result, *inference.Error
 	return route.Result{}, last
 }
 
+// match is routes.Match, and finds adapters that no route names: they go where
+// their base models go. A model that is not found is told with the nearest names
+// that would be.
+func (s *state) match(q route.Query, intn func(int) int) (route.Result, *inference.Error) {
+	q.Listed = func() []string { return s.known(q) }
+	found, err := s.routes.Match(q, intn)
+	if err != nil && err.Code == inference.ModelNotFound {
+		if to, ok := s.matchAdapter(q, "", intn); ok {
+			return to, nil
+		}
+	}
+	return found, err
+}
+
+// matchAdapter finds the route of an adapter by its base model, to one pool only
+// unless that is "".
+func (s *state) matchAdapter(q route.Query, only string, intn func(int) int) (route.Result, bool) {
+	tried := ""
+	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
+		base := s.pools[name].listed.Load().bases[q.Model]
+		if base == "" || base == tried || only != "" && name != only {
+			continue
+		}
+		tried = base
+		serves := func(pool string) bool {
+			return (only == "" || pool == only) && s.pools[pool].listed.Load().bases[q.Model] == base
+		}
+		if to, found := s.routes.MatchBase(q, base, serves, intn); found {
+			return to, true
+		}
+	}
+	return route.Result{}, false
+}
+
+// known are names that engines list and a request could have asked for.
+func (s *state) known(q route.Query) (names []string) {
+	q.Listed = nil
+	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
+		for _, name := range s.pools[pool].listed.Load().names {
+			if q.Model = name; len(names) >= knownMax {
+				return names
+			}
+			_, err := s.routes.Match(q, func(int) int { return 0 })
+			_, adapter := s.matchAdapter(q, pool, func(int) int { return 0 })
+			if err == nil || adapter {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
 // leads reports whether a request for the model may go to the pool, at some path.
 func (s *state) leads(head *Head, name, pool string) bool {
 	for path := range dialects {
-		if s.routes.Leads(route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name}, pool) {
+		q := route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name}
+		if s.routes.Leads(q, pool) {
+			return true
+		}
+		if _, found := s.matchAdapter(q, pool, func(int) int { return 0 }); found {
 			return true
 		}
 	}
@@ -105,7 +163,7 @@ func (g *Gateway) models(ctx context.Context, head *Head) []model {
 	found := map[string]model{}
 	for _, pool := range slices.Sorted(maps.Keys(lists)) {
 		for _, m := range lists[pool] {
-			to, err := state.whereTo(head, m.name)
+			to, err := state.whereTo(head, m.name, nil)
 			// What a route renames is listed below, by what it stands for.
 			if err == nil && to.Model == m.name && state.leads(head, m.name, pool) {
 				found[m.name] = m
@@ -113,7 +171,7 @@ func (g *Gateway) models(ctx context.Context, head *Head) []model {
 		}
 	}
 	for _, name := range state.routes.Models() {
-		to, err := state.whereTo(head, name)
+		to, err := state.whereTo(head, name, nil)
 		if err != nil {
 			continue // of another host, say
 		}
@@ -136,10 +194,10 @@ func alias(name, target string, list []model) model {
 		id := gjson.GetBytes(m.entry, "id")
 		quoted, _ := json.Marshal(name)
 		entry := slices.Concat(m.entry[:id.Index], quoted, m.entry[id.Index+len(id.Raw):])
-		return model{name, entry}
+		return model{name: name, entry: entry}
 	}
 	entry, _ := json.Marshal(map[string]any{"id": name, "object": "model", "created": 0, "owned_by": "headgate"})
-	return model{name, entry}
+	return model{name: name, entry: entry}
 }
 
 // listed asks the engines of each pool.
@@ -187,8 +245,37 @@ func (m *members) modelsOf(ctx context.Context, id inference.EndpointID, e *engi
 		names[i] = list[i].name
 	}
 	m.book.SetModels(id, names)
+	m.note()
 	m.pump()
 	return list
+}
+
+// lists is what the engines of a pool have listed, together.
+type lists struct {
+	names []string          // in order, each once
+	bases map[string]string // of adapters
+}
+
+// note puts together what the engines have listed.
+func (m *members) note() {
+	m.noting.Lock()
+	defer m.noting.Unlock()
+	all := &lists{bases: map[string]string{}}
+	for _, e := range m.now.Load().engines {
+		known := e.listed.Load()
+		if known == nil {
+			continue
+		}
+		for _, x := range known.models {
+			all.names = append(all.names, x.name)
+			if x.base != "" {
+				all.bases[x.name] = x.base
+			}
+		}
+	}
+	slices.Sort(all.names)
+	all.names = slices.Compact(all.names)
+	m.listed.Store(all)
 }
 
 // listing is what an engine listed, and when.
@@ -210,7 +297,11 @@ func listModels(ctx context.Context, conn *upstream.Pool, authorization string) 
 	var list []model
 	for _, entry := range gjson.GetBytes(body, "data").Array() {
 		if name := entry.Get("id"); name.Type == gjson.String && name.Str != "" {
-			list = append(list, model{name.Str, json.RawMessage(entry.Raw)})
+			m := model{name: name.Str, entry: json.RawMessage(entry.Raw)}
+			if base := entry.Get("parent"); base.Type == gjson.String && base.Str != name.Str {
+				m.base = base.Str
+			}
+			list = append(list, m)
 		}
 	}
 	return list, true

@@ -12,6 +12,8 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/simengine"
 )
 
@@ -118,5 +120,114 @@ func TestModelByItsID(t *testing.T) {
 		if got.status != 404 || !strings.Contains(got.body, `org/base:7b`) {
 			t.Errorf("no near name: %s", got.body)
 		}
+	}
+}
+
+// TestAdaptersAreServedByTheirBase: an adapter that no route names goes to the
+// pool that lists it, under its own name, is in the list, and is a near name.
+func TestAdaptersAreServedByTheirBase(t *testing.T) {
+	r, urls := newEngines(t, 2, func(i int, c *simengine.Config) {
+		c.Models = []string{"org/base"}
+		c.Adapters = [][]string{nil, {"sql-lora"}}[i]
+	})
+	r.startYAML(fmt.Sprintf(`
+keys: [{id: k, secret_sha256: %q}, {id: narrow, secret_sha256: %q, models: [public, sql-lorx]}]
+routes:
+  - match: {model: public}
+    backends: [{pool: without, weight: 1000}, {pool: with, weight: 1}]
+    rewrite: {model: org/base}
+pools:
+  without: {discovery: {static: [{url: %q}]}}
+  with: {discovery: {static: [{url: %q}]}}
+`, config.NewDigest("all").Hex(), config.NewDigest("few").Hex(), urls[0], urls[1]))
+	as := func(key, path, body string) reply {
+		t.Helper()
+		method := "POST"
+		if body == "" {
+			method = "GET"
+		}
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+r.addr+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+key)
+		req.Header.Set("Content-Type", "application/json")
+		res, err := r.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		got, err := io.ReadAll(res.Body)
+		return reply{res.StatusCode, res.Header, string(got), err}
+	}
+	if got, want := ids(as("all", "/v1/models", "").body), []string{"public", "sql-lora"}; !slices.Equal(got, want) {
+		t.Errorf("listed %v, want %v", got, want)
+	}
+	for range 5 {
+		got := as("all", chatPath, `{"model":"sql-lora","messages":[{"role":"user","content":"x"}]}`)
+		if got.status != 200 || gjson.Get(got.body, "model").Str != "sql-lora" {
+			t.Fatalf("status %d: %s", got.status, got.body)
+		}
+	}
+	if n := r.received(); n[0] != 0 || n[1] != 5 {
+		t.Errorf("engines got %v", n)
+	}
+	unknown := `{"model":"sql-lorx","messages":[]}`
+	if got := as("all", chatPath, unknown); got.status != 404 || !strings.Contains(got.body, "sql-lora") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	// What a key may not use it is not told either.
+	if got := as("few", chatPath, unknown); got.status != 404 || strings.Contains(got.body, "sql-lora") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	q := gateway.Question{Path: chatPath, Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(`{"model":"sql-lora","messages":[]}`)}
+	if e := r.gateway.Explain(q); e.Pool != "with" || e.Target != "sql-lora" || e.Adapter != "sql-lora" {
+		t.Errorf("%+v", e)
+	}
+}
+
+// TestSessionsStayWithTheirBackend: by header, by field, and per tenant.
+func TestSessionsStayWithTheirBackend(t *testing.T) {
+	r, urls := newEngines(t, 2)
+	r.startYAML(fmt.Sprintf(`
+session: {header: X-Conversation, field: user}
+routes: [{sticky: true, backends: [{pool: a}, {pool: b}]}]
+pools:
+  a: {discovery: {static: [{url: %q}]}}
+  b: {discovery: {static: [{url: %q}]}}
+`, urls[0], urls[1]))
+	pool := func(header, body string) string {
+		t.Helper()
+		h := http.Header{"Content-Type": {"application/json"}}
+		if header != "" {
+			h.Set("X-Conversation", header)
+		}
+		e := r.gateway.Explain(gateway.Question{Path: chatPath, Header: h, Body: []byte(body)})
+		if e.Error != nil {
+			t.Fatal(e.Error)
+		}
+		return e.Pool
+	}
+	const none = `{"model":"sim","messages":[]}`
+	drawn := map[string]int{}
+	for i := range 40 {
+		session := fmt.Sprintf("s%d", i)
+		home := pool(session, none)
+		drawn[home]++
+		inBody := fmt.Sprintf(`{"model":"sim","user":%q,"messages":[]}`, session)
+		if a, b, c := pool(session, none), pool("", inBody), pool(session, `{"model":"sim","user":"another","messages":[]}`); a != home || b != home || c != home {
+			t.Errorf("%s is at %s, %s, %s and %s", session, home, a, b, c)
+		}
+	}
+	if drawn["a"] < 8 || drawn["b"] < 8 {
+		t.Errorf("40 sessions drew %v", drawn)
+	}
+	moved, long := map[string]bool{}, strings.Repeat("x", 257)
+	for range 60 {
+		moved[pool("", none)] = true
+		moved[pool(long, none)] = true
+	}
+	if len(moved) != 2 {
+		t.Errorf("without a session all went to %v", moved)
 	}
 }

@@ -78,6 +78,8 @@ type members struct {
 	now   atomic.Pointer[endpoints]
 
 	setting sync.Mutex // held while now is replaced
+	noting  sync.Mutex // held while listed is put together
+	listed  atomic.Pointer[lists]
 
 	revisions atomic.Pointer[[]string] // that were reported as a mixture; nil: none
 }
@@ -127,6 +129,7 @@ func newMembers(g *Gateway, name string) *members {
 		queue: queue{flow: flow.New(flow.Config{})},
 	}
 	m.now.Store(&endpoints{fleet: &fleet.Pool{Name: name}})
+	m.listed.Store(&lists{})
 	return m
 }
 
@@ -246,6 +249,7 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		}
 	}
 	m.now.Store(set)
+	m.note()
 	defer m.reportRevisions()
 	for id, e := range old.engines {
 		if set.engines[id] != e {

@@ -51,22 +51,32 @@ func (t *Table) nearest(host string, q Query) []string {
 		return nil
 	}
 	compared := 0
-	for i := range t.rules {
-		r := &t.rules[i]
-		if r.model.kind != modelExact || compared == candidateMax {
-			break // exact names come first
-		}
-		known := fold(r.model.text)
-		if len(known) > comparedMax || !r.holds(host, q) {
-			continue
+	compare := func(name string) {
+		known := fold(name)
+		if len(known) > comparedMax || compared == candidateMax || q.May != nil && !q.May(name) {
+			return
 		}
 		compared++
 		limit := max(2, min(len(asked), len(known))/2)
 		if max(len(asked), len(known))-min(len(asked), len(known)) > limit {
-			continue
+			return
 		}
 		if far := distance(asked, known); far <= limit {
-			near = append(near, candidate{r.model.text, far})
+			near = append(near, candidate{name, far})
+		}
+	}
+	for i := range t.rules {
+		r := &t.rules[i]
+		if r.model.kind != modelExact {
+			break // exact names come first
+		}
+		if r.holds(host, q) {
+			compare(r.model.text)
+		}
+	}
+	if q.Listed != nil && compared < candidateMax {
+		for _, name := range q.Listed() {
+			compare(name)
 		}
 	}
 	slices.SortStableFunc(near, func(a, b candidate) int { return cmp.Compare(a.far, b.far) })

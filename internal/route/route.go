@@ -12,6 +12,7 @@ package route
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"regexp"
@@ -29,6 +30,7 @@ type Route struct {
 	Hostnames []string          // name or *.suffix; none: any
 	Headers   map[string]string // header → the value that it must have
 	Backends  []Backend
+	Sticky    bool   // a session's requests all go to one backend
 	Rewrite   string // the model name for engines; "": the client's
 }
 
@@ -41,10 +43,16 @@ type Backend struct {
 
 // Query is what is known of a request.
 type Query struct {
-	Host   string      // as in the Host header, with or without port
-	Path   string      // decoded and without dot segments: the gateway refuses others
-	Header http.Header // after the gateway dropped what clients may not set
-	Model  string      // exactly as in the body; "" when it names none
+	Host    string      // as in the Host header, with or without port
+	Path    string      // decoded and without dot segments: the gateway refuses others
+	Header  http.Header // after the gateway dropped what clients may not set
+	Model   string      // exactly as in the body; "" when it names none
+	Session string      // "" for none
+
+	// For the names that an error suggests. Listed are further ones that may be
+	// asked for here, and May says which a client may know. Nil: none, and all.
+	Listed func() []string
+	May    func(name string) bool
 }
 
 // Result is where a request goes.
@@ -66,7 +74,7 @@ type rule struct {
 	index  int
 	prefix string // Path without slashes at its end
 	model  Pattern
-	total  int // sum of weights
+	drawn  []Backend // those with a weight
 }
 
 // New compiles routes. Its error names the route by its index.
@@ -109,17 +117,19 @@ func compile(index int, r Route) (rule, error) {
 		headers[http.CanonicalHeaderKey(name)] = want
 	}
 	r.Headers = headers
-	total := 0
+	var drawn []Backend
 	for _, b := range r.Backends {
 		if b.Weight < 0 || b.Weight > WeightMax {
 			return rule{}, fmt.Errorf("weight %d is not between 0 and %d", b.Weight, WeightMax)
 		}
-		total += b.Weight
+		if b.Weight > 0 {
+			drawn = append(drawn, b)
+		}
 	}
-	if total == 0 {
+	if len(drawn) == 0 {
 		return rule{}, errors.New("no backend has a weight above 0")
 	}
-	return rule{Route: r, index: index, prefix: strings.TrimRight(r.Path, "/"), model: model, total: total}, nil
+	return rule{Route: r, index: index, prefix: strings.TrimRight(r.Path, "/"), model: model, drawn: drawn}, nil
 }
 
 // WeightMax bounds a backend's weight.
@@ -148,7 +158,7 @@ func (t *Table) Match(q Query, intn func(int) int) (Result, *inference.Error) {
 		if r.Rewrite != "" {
 			model = r.Rewrite
 		}
-		return Result{Route: r.index, Pool: r.draw(intn), Model: model, Path: r.Path}, nil
+		return Result{Route: r.index, Pool: r.draw(r.drawn, q.Session, intn), Model: model, Path: r.Path}, nil
 	}
 	switch {
 	case !place:
@@ -157,6 +167,24 @@ func (t *Table) Match(q Query, intn func(int) int) (Result, *inference.Error) {
 		return Result{}, inference.Errorf(inference.MissingModel, "the request names no model, and here only requests that name one are served")
 	}
 	return Result{}, t.modelNotFound(host, q)
+}
+
+// MatchBase finds the route of a request for an adapter, which routes need not
+// name: it goes where its base model goes, to one of the pools that serve it. base
+// is the engines' name of that model. found is false where there is no such route.
+func (t *Table) MatchBase(q Query, base string, serves func(pool string) bool, intn func(int) int) (to Result, found bool) {
+	host := hostOf(q.Host)
+	for i := range t.rules {
+		r := &t.rules[i]
+		if !r.holds(host, q) || r.Rewrite != base && (r.Rewrite != "" || !r.model.Holds(base)) {
+			continue
+		}
+		backends := slices.DeleteFunc(slices.Clone(r.drawn), func(b Backend) bool { return !serves(b.Pool) })
+		if len(backends) > 0 {
+			return Result{Route: r.index, Pool: r.draw(backends, q.Session, intn), Model: q.Model, Path: r.Path}, true
+		}
+	}
+	return Result{}, false
 }
 
 // Leads reports whether the route of a request may draw this pool.
@@ -229,21 +257,60 @@ func (r *rule) holds(host string, q Query) bool {
 	return true
 }
 
-// draw picks a backend at random by weight. A rotation would send every first
-// request of a burst, and of every gateway, to the same pool.
-func (r *rule) draw(intn func(int) int) string {
-	for _, b := range r.Backends {
-		if b.Weight == r.total {
-			return b.Pool
-		}
+// draw picks one of the backends that have a weight.
+func (r *rule) draw(backends []Backend, session string, intn func(int) int) string {
+	switch {
+	case len(backends) == 1:
+		return backends[0].Pool
+	case r.Sticky && session != "":
+		return drawFor(session, backends)
 	}
-	n := intn(r.total)
-	for _, b := range r.Backends {
+	// At random: a rotation would send every first request of a burst, and of every
+	// gateway, to the same pool.
+	total := 0
+	for _, b := range backends {
+		total += b.Weight
+	}
+	n := intn(total)
+	for _, b := range backends {
 		if n -= b.Weight; n < 0 {
 			return b.Pool
 		}
 	}
-	return r.Backends[len(r.Backends)-1].Pool
+	return backends[len(backends)-1].Pool
+}
+
+// drawFor draws by weight, for a session always the same, at every gateway
+// (weighted rendezvous hashing). Each backend has a number of its own for each
+// session and no other's weight is in it, so a changed weight moves only what must
+// move.
+func drawFor(session string, backends []Backend) (pool string) {
+	least := math.Inf(1)
+	for _, b := range backends {
+		// Exponential with the weight as its rate: the least is drawn by weight.
+		if x := -math.Log(unit(session, b.Pool)) / float64(b.Weight); x < least || pool == "" {
+			least, pool = x, b.Pool
+		}
+	}
+	return pool
+}
+
+// unit is a number above 0 and at most 1 for a session and a pool: FNV-1a and a
+// mixer, the same on every machine.
+func unit(session, pool string) float64 {
+	h := uint64(14695981039346656037)
+	for _, text := range [2]string{session, pool} {
+		for i := range len(text) {
+			h = (h ^ uint64(text[i])) * 1099511628211
+		}
+		h = (h ^ 0xff) * 1099511628211 // no text has it, so no two pairs run together
+	}
+	h ^= h >> 30
+	h *= 0xbf58476d1ce4e5b9
+	h ^= h >> 27
+	h *= 0x94d049bb133111eb
+	h ^= h >> 31
+	return (float64(h>>11) + 1) / (1 << 53)
 }
 
 func hostOf(hostport string) string {

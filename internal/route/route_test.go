@@ -399,3 +399,92 @@ func TestLeadsFollowsTheOneRouteThatMatches(t *testing.T) {
 		}
 	}
 }
+
+// A session always draws the same backend, and many sessions draw by weight.
+func TestStickySessionsDrawByWeight(t *testing.T) {
+	draw := func(weights map[string]int) map[string]string {
+		var backends []Backend
+		for _, pool := range []string{"a", "b", "c"} {
+			backends = append(backends, Backend{Pool: pool, Weight: weights[pool]})
+		}
+		tab := table(t, Route{Backends: backends, Sticky: true})
+		drawn := map[string]string{}
+		for i := range 4000 {
+			session := fmt.Sprintf("session-%d", i)
+			for range 2 {
+				got, err := tab.Match(Query{Path: "/", Session: session}, noDraw)
+				if err != nil || drawn[session] != "" && drawn[session] != got.Pool {
+					t.Fatalf("%s went to %s and then to %s (%v)", session, drawn[session], got.Pool, err)
+				}
+				drawn[session] = got.Pool
+			}
+		}
+		return drawn
+	}
+	count := func(drawn map[string]string) map[string]int {
+		n := map[string]int{}
+		for _, pool := range drawn {
+			n[pool]++
+		}
+		return n
+	}
+	before, after := draw(map[string]int{"a": 90, "b": 10}), draw(map[string]int{"a": 90, "b": 30})
+	if n := count(before); n["a"] < 3500 || n["a"] > 3700 || n["c"] != 0 {
+		t.Errorf("drawn %v, want 90 and 10 of 100", n)
+	}
+	if n := count(after); n["a"] < 2880 || n["a"] > 3120 {
+		t.Errorf("drawn %v, want 90 and 30 of 120", n)
+	}
+	for session, pool := range before {
+		if pool == "b" && after[session] != "b" {
+			t.Fatalf("%s left the backend that got more weight", session)
+		}
+	}
+	// Without a session, and where the route is not sticky, chance decides.
+	tab := table(t, Route{Backends: []Backend{{Pool: "a", Weight: 1}, {Pool: "b", Weight: 1}}, Sticky: true})
+	if got, _ := tab.Match(Query{Path: "/"}, func(int) int { return 1 }); got.Pool != "b" {
+		t.Errorf("without a session: %s", got.Pool)
+	}
+	tab = table(t, Route{Backends: []Backend{{Pool: "a", Weight: 1}, {Pool: "b", Weight: 1}}})
+	if got, _ := tab.Match(Query{Path: "/", Session: "s"}, func(int) int { return 1 }); got.Pool != "b" {
+		t.Errorf("without sticky: %s", got.Pool)
+	}
+}
+
+func TestAdaptersGoWhereTheirBaseGoes(t *testing.T) {
+	tab := table(t,
+		Route{Model: "never", Backends: to("x"), Rewrite: "other"},
+		Route{Model: "public", Backends: []Backend{{Pool: "a", Weight: 1}, {Pool: "b", Weight: 1}, {Pool: "off"}}, Rewrite: "org/base"},
+		Route{Model: "plain", Path: "/v1/embeddings", Backends: to("e")},
+	)
+	in := func(pools ...string) func(string) bool {
+		return func(pool string) bool { return slices.Contains(pools, pool) }
+	}
+	for _, c := range []struct {
+		path, base string
+		serves     func(string) bool
+		want       string
+	}{
+		{"/v1/completions", "org/base", in("b"), "b"},
+		{"/v1/completions", "org/base", in("x", "e"), ""},
+		{"/v1/completions", "org/base", in("off"), ""}, // it has no weight
+		{"/v1/completions", "public", in("a", "b"), ""},
+		{"/v1/completions", "plain", in("e"), ""},
+		{"/v1/embeddings", "plain", in("e"), "e"},
+	} {
+		got, found := tab.MatchBase(Query{Path: c.path, Model: "lora"}, c.base, c.serves, noDraw)
+		if found != (c.want != "") || got.Pool != c.want || found && got.Model != "lora" {
+			t.Errorf("%s at %s: %+v, %v, want %s", c.base, c.path, got, found, c.want)
+		}
+	}
+}
+
+func TestSuggestionsAreWhatTheClientMayKnow(t *testing.T) {
+	tab := table(t, Route{Model: "qwen-small", Backends: to("p")}, Route{Model: "qwen-small2", Backends: to("p")})
+	q := Query{Path: "/", Model: "qwen-smal", Listed: func() []string { return []string{"qwen-smart", "far-away"} }}
+	q.May = func(name string) bool { return name != "qwen-small2" }
+	_, err := tab.Match(q, noDraw)
+	if err == nil || !strings.Contains(err.Message, `"qwen-small"`) || !strings.Contains(err.Message, `"qwen-smart"`) || strings.Contains(err.Message, "small2") || strings.Contains(err.Message, "far") {
+		t.Errorf("%v", err)
+	}
+}
