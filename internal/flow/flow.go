@@ -213,6 +213,12 @@ func (q *Queue) Configure(config Config) {
 	for _, limits := range config.Bands {
 		q.band(limits.Priority).limits = limits
 	}
+	for _, b := range q.bands {
+		// What was owed to a reserve that is gone would let it pass higher bands.
+		if b.limits.Reserve == 0 {
+			b.credit = 0
+		}
+	}
 	q.dropBands()
 }
 

@@ -276,6 +276,18 @@ func TestAReserveIsNotSavedUp(t *testing.T) {
 	g.want(g.place(4), "h90", "l0", "h91", "l1")
 }
 
+// A reserve that was owed something when it was taken away would pass higher bands.
+func TestAReserveThatIsTakenAwayIsOwedNothing(t *testing.T) {
+	g := newRig(t, flow.Config{Bands: []flow.Band{{Priority: 0, Reserve: 0.9}}})
+	g.queue("l0")
+	for i := range 4 {
+		g.queue(fmt.Sprint("h", i), priority(1))
+	}
+	g.want(g.place(1), "h0")
+	g.q.Configure(flow.Config{})
+	g.want(g.place(4), "h1", "h2", "h3", "l0")
+}
+
 func TestLimits(t *testing.T) {
 	code := func(err *inference.Error) inference.Code {
 		if err == nil {
