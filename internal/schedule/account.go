@@ -50,6 +50,7 @@ type account struct {
 	scraped scraped
 
 	// Of the round under way.
+	turn   bool // it is its turn, if it is ramping
 	room   room
 	opens  float64 // seconds until a busy one has room, as expected
 	passed float64 // prefill in seconds of requests that were passed over
@@ -121,9 +122,9 @@ func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, s
 	return ""
 }
 
-func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, others float64, rnd *rand.Rand) rank {
+func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, others float64, turn bool) rank {
 	return rank{
-		standing: a.standing(now, ask.Retry, rnd),
+		standing: a.standing(now, ask.Retry, turn),
 		stranger: ask.PreferRevision != "" && a.revisionOf(e) != ask.PreferRevision,
 		load:     a.load(now) + int(others+0.5),
 	}
@@ -132,14 +133,22 @@ func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, others fl
 // revisionOf is the model revision of the account's endpoint, "" if not known.
 func (a *account) revisionOf(e *inference.Endpoint) string { return cmp.Or(e.Revision, a.revision) }
 
-// standing places the endpoint for one choice. A retry is no occasion for a
-// trial, and a draw decides whether a ramping endpoint takes its turn.
-func (a *account) standing(now time.Time, retry bool, rnd *rand.Rand) standing {
+// drawTurn decides whether an endpoint takes its turn, which one that is ramping
+// does not always.
+func (a *account) drawTurn(now time.Time, rnd *rand.Rand) bool {
+	if a.failures > 0 {
+		return true
+	}
+	share := a.share(now)
+	return share >= 1 || rnd.Float64() < share
+}
+
+// standing places the endpoint for one choice. A retry is no occasion for a trial.
+func (a *account) standing(now time.Time, retry, turn bool) standing {
 	switch {
+	case a.failures == 0 && turn:
+		return good
 	case a.failures == 0:
-		if share := a.share(now); share >= 1 || rnd.Float64() < share {
-			return good
-		}
 		return ramping
 	case now.Before(a.ejectedUntil) || a.inflight > 0 || retry:
 		return ejected

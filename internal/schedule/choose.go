@@ -144,7 +144,11 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 			}
 			a.past(now)
 			b.touch(a)
-			r = a.rank(now, ask, e, b.elsewhere(now, a), b.rnd)
+			turn := a.turn
+			if !d.late {
+				turn = a.drawTurn(now, b.rnd)
+			}
+			r = a.rank(now, ask, e, b.elsewhere(now, a), turn)
 			load = int32(r.load)
 		}
 		switch c := r.compareClass(d.class); {

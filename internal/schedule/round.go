@@ -114,6 +114,9 @@ func (r *Round) survey() {
 		a.settle(at)
 		a.settleRate(rate)
 		a.passed = 0
+		// For the whole round: drawn anew for each, a request could go where one
+		// that is ahead of it was not allowed to.
+		a.turn = a.drawTurn(r.now, b.rnd)
 		a.room = b.roomOf(r.now, a)
 		switch a.why(r.now, &ask, &r.pool.Endpoints[i], believe, true) {
 		case "":
