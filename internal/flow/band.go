@@ -16,6 +16,10 @@ import (
 // flow.
 const flowsMax = 4096
 
+// idleMax is how many flows of a band are remembered that owe nothing and have
+// nothing to do, so that they need not be made anew for every request.
+const idleMax = 64
+
 // overflow is the fairness id of that flow. A NUL can't be in a header.
 const overflow = "\x00"
 
@@ -135,14 +139,14 @@ func (b *band) forget(f *flow) {
 	delete(b.flows, f.id)
 }
 
-// settle puts a flow that has nothing to do among the idle, and forgets those
-// that are owed nothing and owe nothing.
+// settle puts a flow that has nothing to do among the idle, and forgets some of
+// those that owe nothing: they would begin where a new one does.
 func (f *flow) settle() {
 	b := f.band
 	if f.count == 0 && f.out == 0 && f.inIdle < 0 && b.flows[f.id] == f {
 		b.idle.push(f)
 	}
-	for b.idle.len() > 0 && b.idle.top().served <= b.floor {
+	for b.idle.len() > idleMax && b.idle.top().served <= b.floor {
 		b.forget(b.idle.top())
 	}
 }

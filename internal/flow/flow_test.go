@@ -620,7 +620,7 @@ func TestFlowsAreForgottenAndBounded(t *testing.T) {
 		r, _, _ := g.arrive("r", of(fmt.Sprint(i)))
 		g.q.Done(r, -1, -1)
 	}
-	if n := g.q.Flows(); n > 2 {
+	if n := g.q.Flows(); n > 65 {
 		t.Errorf("%d flows are remembered of which none waits", n)
 	}
 	for i := range 10_000 {

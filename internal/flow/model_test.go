@@ -20,7 +20,7 @@ import (
 type model struct {
 	config  flow.Config
 	waiting []*modelRequest
-	served  map[modelFlow]float64 // of flows that are remembered
+	served  map[modelFlow]float64
 	born    map[modelFlow]int
 	out     map[modelFlow]int
 	floor   map[int]float64
@@ -111,13 +111,6 @@ func (m *model) arrive(r *modelRequest) (gone []string, in bool) {
 	for range 17 {
 		queue, band := m.fits(r)
 		if queue && band {
-			for _, name := range gone {
-				for _, o := range before {
-					if o.name == name {
-						m.forget(o.flow.priority)
-					}
-				}
-			}
 			m.push(r)
 			return gone, true
 		}
@@ -146,18 +139,7 @@ func (m *model) arrive(r *modelRequest) (gone []string, in bool) {
 		m.remove(victim)
 	}
 	m.waiting = before
-	m.forget(r.flow.priority)
 	return nil, false
-}
-
-// forget drops flows that have nothing and owe nothing. The queue does so when a
-// request has ended.
-func (m *model) forget(priority int) {
-	for f, served := range m.served {
-		if f.priority == priority && m.backlog(f) == 0 && m.out[f] == 0 && served <= m.floor[priority] {
-			delete(m.served, f)
-		}
-	}
 }
 
 func (m *model) push(r *modelRequest) {
@@ -301,7 +283,6 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 					}
 					want = append(want, r.name+":"+string(code))
 					m.remove(r)
-					m.forget(r.flow.priority)
 				}
 			}
 			for n := f.places; n > 0 && len(m.waiting) > 0; n-- {
@@ -388,7 +369,6 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 					m.served[r.flow] += 2 * float64(tokens-100)
 				}
 				m.out[r.flow]--
-				m.forget(r.flow.priority)
 				out = slices.Delete(out, i, i+1)
 				step(nil)
 			},
@@ -419,7 +399,6 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 					t.Fatalf("%s does not wait", r.name)
 				}
 				m.remove(r)
-				m.forget(r.flow.priority)
 				step(nil)
 			},
 		})

@@ -48,13 +48,7 @@ func (m *members) join(t *ticket, again bool) {
 	m.queue.mu.Lock()
 	defer m.queue.mu.Unlock()
 	t.ready, t.over, t.place, t.engine, t.err = nil, false, nil, nil, nil
-	m.turn(func(now time.Time, round *schedule.Round) {
-		if again {
-			m.queue.flow.Return(now, &t.Request)
-		} else if err := m.queue.flow.Arrive(now, &t.Request, round); err != nil {
-			m.settle(t, flow.Decision{Err: err}, nil)
-		}
-	})
+	m.turn(t, again)
 	if !t.over {
 		t.ready = make(chan struct{})
 	}
@@ -67,13 +61,14 @@ func (m *members) pump() {
 	}
 	m.queue.mu.Lock()
 	defer m.queue.mu.Unlock()
-	m.turn(nil)
+	m.turn(nil, false)
 }
 
-// turn makes a change and pumps, in one round. The line is locked.
-func (m *members) turn(change func(now time.Time, round *schedule.Round)) {
+// turn takes a request in, or back if it was dispatched before, and pumps. The
+// queue is locked; t is nil for a pump alone.
+func (m *members) turn(t *ticket, again bool) {
 	now, set := time.Now(), m.now.Load()
-	for _, d := range m.round(now, set, change) {
+	for _, d := range m.round(now, set, t, again) {
 		m.settle(d.Request.Owner.(*ticket), d, set)
 	}
 	next, wanted := m.queue.flow.Next()
@@ -86,11 +81,17 @@ func (m *members) turn(change func(now time.Time, round *schedule.Round)) {
 	}
 }
 
-func (m *members) round(now time.Time, set *endpoints, change func(time.Time, *schedule.Round)) []flow.Decision {
+func (m *members) round(now time.Time, set *endpoints, t *ticket, again bool) []flow.Decision {
 	round := m.book.Begin(now, set.fleet)
 	defer round.End()
-	if change != nil {
-		change(now, round)
+	switch {
+	case t == nil:
+	case again:
+		m.queue.flow.Return(now, &t.Request)
+	default:
+		if err := m.queue.flow.Arrive(now, &t.Request, round); err != nil {
+			m.settle(t, flow.Decision{Err: err}, nil)
+		}
 	}
 	return m.queue.flow.Pump(now, round)
 }
@@ -112,7 +113,7 @@ func (m *members) limitQueue(c flow.Config) {
 	m.queue.mu.Lock()
 	defer m.queue.mu.Unlock()
 	m.queue.flow.Configure(c)
-	m.turn(nil)
+	m.turn(nil, false)
 }
 
 // queueStatus describes the queue, with the busiest flows of each band.
@@ -152,7 +153,7 @@ func (m *members) endQueue(code inference.Code) {
 	m.queue.mu.Lock()
 	defer m.queue.mu.Unlock()
 	m.queue.flow.Close(code)
-	m.turn(nil)
+	m.turn(nil, false)
 }
 
 // stopQueue ends what would pump by itself.
