@@ -133,7 +133,7 @@ func (r *Round) survey() {
 		r.load.Prefill += span(ahead)
 		r.load.Used += b.used(r.now, a)
 		switch {
-		case a.room == busy:
+		case a.room != roomy:
 			r.opens = min(r.opens, a.opens)
 		case a.room == roomy && r.now.Before(a.ejectedUntil):
 			standby++
@@ -157,14 +157,15 @@ func (r *Round) survey() {
 func (b *Book) roomOf(now time.Time, a *account) room {
 	limits, s := &b.config.Limits, &a.scraped
 	says := limits.Waiting > 0 && len(a.pending) > 0 && s.believed(now, b.config.ScrapeStale)
+	a.opens = math.Inf(1)
 	switch {
 	case limits.Concurrency > 0 && a.inflight >= limits.Concurrency:
 		return full
 	case a.inflight == 0:
 		return roomy
-	case says && s.Queued.Known && s.Queued.V >= float64(limits.Waiting):
-		return full
-	case says && s.KVUsage.Known && s.KVUsage.V >= kvFull:
+	case says && s.Queued.Known && s.Queued.V >= float64(limits.Waiting),
+		says && s.KVUsage.Known && s.KVUsage.V >= kvFull:
+		a.opens = s.At.Add(b.config.ScrapeStale).Sub(now).Seconds() // nobody may ask again
 		return full
 	}
 	at := b.seconds(now)
@@ -206,7 +207,7 @@ func (b *Book) used(now time.Time, a *account) float64 {
 // Room reports whether some endpoint has room.
 func (r *Round) Room() bool { return r.rooms > 0 }
 
-// Opens is how long until a busy endpoint has room, if nothing happens before.
+// Opens is how long until some endpoint may have room, if nothing happens before.
 // Negative: there is none.
 func (r *Round) Opens() time.Duration {
 	if math.IsInf(r.opens, 1) {

@@ -199,6 +199,27 @@ func TestWhatHasRoom(t *testing.T) {
 	})
 }
 
+// An engine that said that it is full and then says nothing any more is looked at
+// again when its word is too old.
+func TestAScrapeOutageDoesNotHaltAPool(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{Prefill: time.Minute, Waiting: 2}), newPool(1)
+	id := pool.Endpoints[0].ID
+	place(t, b, start, pool, prompt(0, 0, 100_000))
+	b.Asking(id)
+	b.SetScraped(id, schedule.Scraped{At: start, Queued: plugin.Value{V: 2, Known: true}})
+	round := b.Begin(start, pool)
+	opens := round.Opens()
+	if round.Room() || opens != 5*time.Second {
+		t.Errorf("room %v, opens %v", round.Room(), opens)
+	}
+	round.End()
+	round = b.Begin(start.Add(opens+time.Millisecond), pool)
+	defer round.End()
+	if !round.Room() {
+		t.Error("it stays closed")
+	}
+}
+
 func TestABidWithoutAnEndpointSaysWhy(t *testing.T) {
 	b := limited(t, standard.Default, schedule.Limits{})
 	ask := prompt(0, 0, 100)
