@@ -26,6 +26,7 @@ type labFlags struct {
 	stale     float64
 	engine    string
 	model     string
+	overload  []float64
 	tuning    bool
 	out       string
 	plots     string
@@ -62,6 +63,7 @@ the traces are from and what the figures mean.`,
 	flags.Int64SliceVar(&f.seeds, "seed", []int64{9101}, "seeds")
 	flags.Float64Var(&f.stale, "stale", 0, "seconds between two scrapes of the engines")
 	flags.StringVar(&f.engine, "engine", "", "engines instead of the workload's own")
+	flags.Float64SliceVar(&f.overload, "overload", nil, "multiples of the best peer's goodput at which to look too")
 	flags.StringVar(&f.model, "model", "", "how engines are modelled: mixed (the default) or alternating")
 	flags.BoolVar(&f.tuning, "tuning", false, "the parts of traces that policies may be tuned on, instead of the held-out ones")
 	flags.StringVar(&f.out, "out", "", "file for the results as JSON")
@@ -71,7 +73,7 @@ the traces are from and what the figures mean.`,
 }
 
 func (f *labFlags) sweep(progress io.Writer) (*lab.Sweep, error) {
-	s := &lab.Sweep{Seeds: f.seeds, Policies: lab.Policies, Log: progress, Traces: lab.NewTraces(lab.Sample(1))}
+	s := &lab.Sweep{Seeds: f.seeds, Overload: f.overload, Policies: lab.Policies, Log: progress, Traces: lab.NewTraces(lab.Sample(1))}
 	if f.traces != "" {
 		s.Traces = lab.NewTraces(os.DirFS(f.traces))
 	}
@@ -110,6 +112,9 @@ func (f *labFlags) run(ctx context.Context, out, progress io.Writer) error {
 		return err
 	}
 	lab.WriteTable(out, list)
+	if len(f.overload) > 0 {
+		lab.WriteOverload(out, list, f.overload)
+	}
 	if f.against != "" {
 		if err := f.rank(out, list); err != nil {
 			return err

@@ -16,8 +16,8 @@ import (
 	"github.com/headgate/headgate/plugins/standard"
 )
 
-// ours is Headgate's own choice: a real book that is told what a gateway would
-// tell it.
+// ours is Headgate's own choice without its queue: a real book that is told what
+// a gateway would tell it.
 type ours struct {
 	v    *view
 	book *schedule.Book
@@ -30,7 +30,9 @@ var epoch = time.Unix(1_000_000, 0)
 
 func clock(s float64) time.Time { return epoch.Add(seconds(s)) }
 
-func newOurs(v *view) policy {
+func newOurs(v *view) policy { return bookOf(v, schedule.Limits{}) }
+
+func bookOf(v *view, limits schedule.Limits) *ours {
 	profile, err := standard.Profile(standard.Default)
 	if err != nil {
 		panic(err) // the profile is built in
@@ -38,8 +40,8 @@ func newOurs(v *view) policy {
 	p := &ours{
 		v: v, at: map[inference.EndpointID]int{}, pool: &pools.Pool{Name: "lab"},
 		book: schedule.NewBook(schedule.Config{
-			Profile: profile,
-			TPOT:    time.Duration(v.f.spec.TPOT * float64(time.Second)),
+			Profile: profile, Limits: limits,
+			TPOT: time.Duration(v.f.spec.TPOT * float64(time.Second)),
 		}, rand.New(rand.NewPCG(77, 8))),
 	}
 	for i := range v.f.engines {
@@ -53,16 +55,21 @@ func newOurs(v *view) policy {
 }
 
 func (p *ours) choose(now float64, q *flight) int {
-	r, err := p.book.Reserve(clock(now), p.pool, schedule.Ask{
-		Prompt: inference.Tokens{N: q.In}, Keys: q.Blocks, PromptBytes: max(q.In*prefix.BlockBytes/p.v.f.params[0].BlockTokens, 1),
-		Stream: true, Arrived: clock(q.arrived), TTFT: time.Duration(q.target * float64(time.Second)),
-		Adapter: q.Adapter,
-	})
+	r, err := p.book.Reserve(clock(now), p.pool, p.ask(q))
 	if err != nil {
 		panic(err) // no engine of the lab ever fails
 	}
 	p.next = r
 	return p.at[r.Endpoint.ID]
+}
+
+// ask is what a gateway would ask of the book.
+func (p *ours) ask(q *flight) schedule.Ask {
+	return schedule.Ask{
+		Prompt: inference.Tokens{N: q.In}, Keys: q.Blocks, PromptBytes: max(q.In*prefix.BlockBytes/p.v.f.params[0].BlockTokens, 1),
+		Stream: true, Arrived: clock(q.arrived), TTFT: time.Duration(q.target * float64(time.Second)),
+		Adapter: q.Adapter,
+	}
 }
 
 func (p *ours) sent(_ float64, q *flight) {
@@ -78,9 +85,13 @@ func (p *ours) token(_ float64, q *flight) { q.bookkeeper.(*schedule.Reservation
 
 func (p *ours) ended(now float64, q *flight) {
 	r := q.bookkeeper.(*schedule.Reservation)
-	r.Finished(clock(now), inference.Usage{Prompt: q.In, Completion: q.Out, Cached: q.cached})
+	r.Finished(clock(now), usage(q))
 	r.Accepted()
 	r.Release()
+}
+
+func usage(q *flight) inference.Usage {
+	return inference.Usage{Prompt: q.In, Completion: q.Out, Cached: q.cached}
 }
 
 // clairvoyant takes the same cost with what no gateway knows: the engines' true

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"github.com/headgate/headgate/internal/flow"
 	"github.com/headgate/headgate/internal/schedule/cost"
 )
 
@@ -80,7 +81,9 @@ func running(p *least, _ float64, _ *flight, i int) float64 { return p.v.running
 // Policies are those that the lab knows. Peers are written anew from what their
 // projects publish; "X-like" would be the honest name of each.
 var Policies = []Policy{
-	{Name: "headgate", About: "schedule.Book with the cost profile, immediate dispatch", make: newOurs},
+	{Name: "headgate", About: "flow.Queue before schedule.Book with the cost profile: late binding", queue: newLate(0)},
+	{Name: "headgate-immediate", About: "the same without the queue", make: newOurs},
+	{Name: "headgate-refusing", About: "with the queue, which refuses past 0.8 of a target", queue: newLate(flow.RefuseAtDefault)},
 	{Name: "round-robin", About: "one after the other", Peer: true, make: func(v *view) policy {
 		turn := -1
 		return &chooser{newLeast(v, nil), func(p *least, _ float64, _ *flight) int {
@@ -107,7 +110,7 @@ var Policies = []Policy{
 	{Name: "lmetric", About: "LMetric: tokens to prefill times batch", Peer: true, make: by(lmetric)},
 	{Name: "lpwl", About: "least prefill work left", Peer: true, make: by(lpwl)},
 	{Name: "predicted-latency", About: "llm-d predicted latency: 0.8 TTFT and 0.2 TPOT headroom, learned", Peer: true, make: by(predictedLatency)},
-	{Name: "infinite-cache", About: "bound: Headgate's choice on engines that never forget a prefix", make: newOurs, infinite: true},
+	{Name: "infinite-cache", About: "bound: Headgate's choice on engines that never forget a prefix", queue: newLate(0), infinite: true},
 	{Name: "clairvoyant", About: "bound: the same cost with true speeds, caches and lengths, greedy", make: newClairvoyant},
 }
 

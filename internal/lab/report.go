@@ -23,6 +23,25 @@ func WriteTable(out io.Writer, list []Comparison) {
 	}
 }
 
+// WriteOverload writes what each policy carries at multiples of the best peer's
+// goodput, in its units, with the share of requests that was not refused.
+func WriteOverload(out io.Writer, list []Comparison, multiples []float64) {
+	fmt.Fprintf(out, "\n%-26s %-20s", "overload", "policy")
+	for _, m := range multiples {
+		fmt.Fprintf(out, " %12s", fmt.Sprintf("×%.4g", m))
+	}
+	fmt.Fprintln(out)
+	for _, c := range list {
+		for _, o := range c.Outcomes {
+			fmt.Fprintf(out, "%-26s %-20s", c.Name, o.Policy)
+			for i, v := range o.Overload {
+				fmt.Fprintf(out, " %12s", fmt.Sprintf("%.2f (%.0f %%)", v, 100*o.Accepted[i]))
+			}
+			fmt.Fprintln(out)
+		}
+	}
+}
+
 // Summary is one policy over all cells, against each cell's best peer.
 type Summary struct {
 	Policy    string  `json:"policy"`

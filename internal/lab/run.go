@@ -44,6 +44,11 @@ type Result struct {
 // policy chooses an engine per request and hears what becomes of it.
 type policy interface {
 	choose(now float64, q *flight) int
+	listener
+}
+
+// listener hears what becomes of requests.
+type listener interface {
 	sent(now float64, q *flight)
 	first(now float64, q *flight)
 	token(now float64, q *flight)
@@ -53,7 +58,7 @@ type policy interface {
 // queue is a policy that may keep requests: it is told of their arrival and sends
 // each to an engine at its own time, or refuses it.
 type queue interface {
-	policy
+	listener
 	arrive(now float64, q *flight)
 	due() float64 // when it wants to be woken; +Inf: never
 	wake(now float64)
@@ -71,15 +76,20 @@ func run(w *Workload, c Cell, p Policy, load float64) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	return newSimulation(w, c, f, p).run(load), nil
+}
+
+func newSimulation(w *Workload, c Cell, f *fleet, p Policy) *simulation {
 	s := &simulation{w: w, c: c, fleet: f, view: newView(f, c), live: make([]*flight, len(w.requests))}
 	s.play = Play{Machines: f.engines, Heard: s.heard}
 	if p.queue != nil {
 		s.queue = p.queue(s.view, s)
-		s.policy, s.play.Due, s.play.Wake = s.queue, s.queue.due, s.queue.wake
+		s.hears, s.play.Due, s.play.Wake = s.queue, s.queue.due, s.queue.wake
 	} else {
 		s.policy = p.make(s.view)
+		s.hears = s.policy
 	}
-	return s.run(load), nil
+	return s
 }
 
 // simulation is one run.
@@ -88,8 +98,9 @@ type simulation struct {
 	c      Cell
 	fleet  *fleet
 	view   *view
-	policy policy
-	queue  queue // the same; nil if it keeps nothing
+	policy policy // nil if there is a queue
+	queue  queue
+	hears  listener // of the two
 	play   Play
 
 	live     []*flight // by request
@@ -159,7 +170,7 @@ func (s *simulation) over(i int) {
 }
 
 func (s *simulation) arrive(now float64, i int, measured bool) {
-	q := &flight{Request: &s.w.requests[i], at: -1, arrived: now, measured: measured, target: s.fleet.target(s.w.requests[i].In)}
+	q := &flight{Request: &s.w.requests[i], at: -1, arrived: now, measured: measured, target: s.fleet.spec.Target(s.w.requests[i].In)}
 	s.live[i] = q
 	if measured {
 		s.measured = append(s.measured, q)
@@ -183,7 +194,7 @@ func (s *simulation) send(now float64, q *flight, engine int) {
 	}
 	q.fresh = float64(q.In - s.view.cached[q.at])
 	s.view.sent(q)
-	s.policy.sent(now, q)
+	s.hears.sent(now, q)
 	err := s.fleet.engines[q.at].Submit(seconds(now), model.Job{
 		ID: q.ID, PromptTokens: q.In, MaxNew: q.Out, Blocks: q.Blocks, Output: q.Answer, Adapter: q.Adapter,
 	})
@@ -223,15 +234,15 @@ func (s *simulation) heard(now float64, _ int, ev model.Event) {
 		if q.tokens = ev.N; ev.N == 1 {
 			q.first = now
 			s.view.first(now, q)
-			s.policy.first(now, q)
+			s.hears.first(now, q)
 		} else {
 			s.view.token(now, q)
-			s.policy.token(now, q)
+			s.hears.token(now, q)
 		}
 	case model.Finished:
 		q.end = now
 		s.view.ended(q)
-		s.policy.ended(now, q)
+		s.hears.ended(now, q)
 		s.done(now, q)
 	}
 }

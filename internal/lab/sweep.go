@@ -21,6 +21,7 @@ type Sweep struct {
 	Seeds    []int64
 	Policies []Policy
 	Traces   *Traces
+	Overload []float64 // multiples of the best peer's goodput at which to look too
 	Log      io.Writer // progress, a line per cell; nil for none
 	Workers  int       // 0: one per processor
 }
@@ -38,6 +39,11 @@ type Outcome struct {
 	Hit     float64   `json:"hit_ratio"` // there
 	Good    float64   `json:"attainment"`
 	Loads   float64   `json:"adapter_loads,omitempty"`
+
+	// At each multiple of Sweep.Overload: requests in their targets, in units of the
+	// best peer's goodput, and the share of requests that was not refused.
+	Overload []float64 `json:"overload,omitempty"`
+	Accepted []float64 `json:"accepted,omitempty"`
 }
 
 // Comparison is one cell.
@@ -124,6 +130,8 @@ func (s *Sweep) Run(ctx context.Context) ([]Comparison, error) {
 type trial struct {
 	knee float64
 	near Result // at 0.95 of the best peer's
+
+	over, accepted []float64 // as in Outcome
 }
 
 func (s *Sweep) seed(ctx context.Context, w *Workload, cell Cell) ([]trial, error) {
@@ -154,6 +162,15 @@ func (s *Sweep) seed(ctx context.Context, w *Workload, cell Cell) ([]trial, erro
 		var err error
 		if trials[i].near, err = run(w, cell, p, 0.95*best); err != nil {
 			return nil, err
+		}
+		for _, times := range s.Overload {
+			times = min(times, w.loadMax/best)
+			r, err := run(w, cell, p, times*best)
+			if err != nil {
+				return nil, err
+			}
+			trials[i].over = append(trials[i].over, r.Good*times)
+			trials[i].accepted = append(trials[i].accepted, 1-r.Refused)
 		}
 	}
 	return trials, nil
@@ -221,6 +238,7 @@ func (s *Sweep) compare(cell Cell, seeds [][]trial, unit string) Comparison {
 			o.Goodput += t.knee / n
 			o.TTFT99, o.TPOT99, o.Hit, o.Good = o.TTFT99+t.near.P99/n, o.TPOT99+t.near.Slowest/n, o.Hit+t.near.Hit/n, o.Good+t.near.Good/n
 			o.Loads += float64(t.near.Loads) / n
+			o.Overload, o.Accepted = added(o.Overload, t.over, n), added(o.Accepted, t.accepted, n)
 		}
 		c.Outcomes = append(c.Outcomes, o)
 		if p.Peer && (best < 0 || o.Goodput > c.Outcomes[best].Goodput) {
@@ -250,4 +268,15 @@ func (s *Sweep) compare(cell Cell, seeds [][]trial, unit string) Comparison {
 		c.Ours, c.Gain, c.TTFT99 = o.Goodput, o.Gain, o.TTFT99/tail
 	}
 	return c
+}
+
+// added adds a part of more to sums.
+func added(sums, more []float64, n float64) []float64 {
+	if sums == nil {
+		sums = make([]float64, len(more))
+	}
+	for i, v := range more {
+		sums[i] += v / n
+	}
+	return sums
 }
