@@ -16,8 +16,8 @@ import (
 // taken up by what is before it: the prefill that is pending on endpoints and
 // that of waiting requests of the same or higher priority, over the number of
 // endpoints and over RefuseAt of the target. Where it is more, it is the mean
-// share of endpoints in use, by the limit on requests and by KV memory as
-// engines tell. A pool without endpoints is at 1.
+// share of endpoints in use, by the limit on requests, by KV memory as engines
+// tell, and by how crowded they are. A pool without endpoints is at 1.
 func (q *Queue) Saturation(priority int, load schedule.Load) float64 {
 	return q.saturation(priority, 0, load)
 }

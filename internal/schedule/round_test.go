@@ -107,7 +107,18 @@ func TestARequestWaitsForTheEndpointThatHasItsPrompt(t *testing.T) {
 	ask.Exclude = []inference.EndpointID{other(pool, first.Endpoint.ID)}
 	place(t, b, now, pool, ask)
 
+	// Nobody waits while the other has nothing to do.
+	next := prompt(0, 1, 20_000)
 	round := b.Begin(now, pool)
+	if bid := round.Bid(&next); !bid.Open || bid.Endpoint == first.Endpoint.ID {
+		t.Fatalf("with an idle endpoint beside it the bid is %+v", bid)
+	}
+	round.End()
+	ask = prompt(8, 8, 300)
+	ask.Exclude = []inference.EndpointID{first.Endpoint.ID}
+	place(t, b, now, pool, ask)
+
+	round = b.Begin(now, pool)
 	defer round.End()
 	if !round.Room() {
 		t.Fatal("the other endpoint has room")
