@@ -62,11 +62,12 @@ type record struct {
 }
 
 type tried struct {
-	N       int    `json:"attempt"`
-	State   string `json:"state"`
-	Verdict string `json:"verdict"`
-	Level   string `json:"fence_level"`
-	Proof   string `json:"fence_proof"`
+	N       int       `json:"attempt"`
+	State   string    `json:"state"`
+	Verdict string    `json:"verdict"`
+	Level   string    `json:"fence_level"`
+	Proof   string    `json:"fence_proof"`
+	EndedAt time.Time `json:"ended_at"`
 }
 
 // record asks the gateway what became of a request.

@@ -107,6 +107,7 @@ var (
 	uncertain = &expectation{idles, stallTime, []ending{notFenced}, []ending{interrupted}, once}
 	slow      = &expectation{patient, stallTime, []ending{whole}, []ending{whole}, once}
 	fenced    = &expectation{patient, outlasts, []ending{whole}, []ending{interrupted}, repeated}
+	woken     = &expectation{patient, stallTime, []ending{whole}, []ending{interrupted}, repeated}
 	died      = &expectation{patient, 0, []ending{lost}, []ending{lost}, anyTimes}
 )
 
@@ -163,7 +164,7 @@ var faults = []fault{
 		name: "stop guard", hits: guardHit,
 		strike:  func(s *story) { s.must(s.victim.guard().stop()) },
 		mend:    func(s *story) { s.must(s.victim.guard().wake()) },
-		guarded: fenced,
+		guarded: woken, // with what the engine said meanwhile before it
 	},
 	{
 		name: "stop both", hits: guardHit, stops: true,
@@ -172,7 +173,7 @@ var faults = []fault{
 			s.must(s.victim.guard().wake())
 			s.must(s.victim.engine().wake())
 		},
-		guarded: fenced,
+		guarded: woken,
 	},
 	{
 		name: "cut", hits: guardHit,
@@ -250,11 +251,21 @@ type story struct {
 	asked  *asked
 	victim *replica
 	struck time.Time
+	rec    record // of the journal, when all was over
 	stall  time.Duration
+	paced  string // of the engine's tokens, a fault of the simulated engine
 
 	hold  *real.Hold
 	held  *real.Conn
 	armed atomic.Bool // the hold lets nothing more through
+
+	// passed is how much the victim's guard had let through of the request's
+	// answer when another attempt reached an engine; -1: none did.
+	passed int
+
+	// missed says that the plan came to nothing: a busy machine let the lease of
+	// the first attempt run out before anything was struck.
+	missed bool
 }
 
 // begun says that the client has a part of the answer.
@@ -290,6 +301,17 @@ func (f fault) expects(guarded bool) *expectation {
 
 // play plays one cell. edit changes what was drawn.
 func play(t *testing.T, seed uint64, f fault, p point, guarded bool, edit func(*story)) *story {
+	t.Helper()
+	for {
+		s := playOnce(t, seed, f, p, guarded, edit)
+		if !s.missed {
+			return s
+		}
+		table.count("runs played again, because a lease ran out before the fault", 1)
+	}
+}
+
+func playOnce(t *testing.T, seed uint64, f fault, p point, guarded bool, edit func(*story)) *story {
 	s := &story{run: newRun(t, seed, 2), fault: f, want: f.expects(guarded), point: p}
 	s.guarded, s.starts, s.relayed, s.stall = guarded, f.name == "kill child", f.hits == relayHit, s.want.stall
 	s.draw()
@@ -328,6 +350,9 @@ func (s *story) draw() {
 	}
 	if s.guarded {
 		s.relayed = s.relayed || one(2)
+		if s.want == fenced && s.fault.name != "cut control" && one(2) {
+			s.stall = stallTime // the engine speaks while the lease lasts
+		}
 		for _, b := range s.replicas {
 			b.boot = s.rnd.IntN(2) * s.rnd.IntN(1_000_000)
 		}
@@ -351,6 +376,9 @@ func (s *story) script() string {
 	script := "attempt=1;stall@" + strings.ReplaceAll(at, "LAST", fmt.Sprint(s.ask.tokens*s.ask.n))
 	if s.stall > 0 {
 		script += ":" + s.stall.String()
+	}
+	if s.paced != "" {
+		script += ",attempt=1;" + s.paced
 	}
 	return script
 }
@@ -454,9 +482,18 @@ func (s *story) strike() {
 // fault broke.
 func (s *story) settle() ending {
 	s.t.Helper()
-	s.answered(s.asked)
+	s.watch()
 	got := endingOf(s.asked.Answer)
 	s.tell("the client has: %s", got)
+	if s.guarded && got != lost {
+		rec, err := s.record(s.asked.Request)
+		s.must(err)
+		if len(rec.Attempts) > 1 && rec.Attempts[0].EndedAt.Before(s.struck) {
+			s.missed = true
+			s.mend()
+			return got
+		}
+	}
 	table.add(cell{s.fault.name, s.point.name, s.guarded}, got)
 	s.measure(got)
 	want := s.want.before
@@ -497,17 +534,19 @@ func (s *story) finish(got ending) {
 	s.t.Helper()
 	if got == lost {
 		s.reopen()
-	} else if rec := s.agree(s.asked); !s.point.over {
-		s.counted(rec)
+	} else if s.rec = s.agree(s.asked); !s.point.over && !s.missed {
+		s.counted()
 	}
 	s.judge()
+	s.silent()
 	s.terminate()
 	s.replay()
 	table.count("tokens that old replicas sent when the client's answer was over", s.late())
 }
 
 // counted judges how many attempts the journal has.
-func (s *story) counted(rec record) {
+func (s *story) counted() {
+	rec := s.rec
 	s.t.Helper()
 	want := s.want.times
 	if s.begun() {
@@ -561,6 +600,52 @@ func (s *story) reopen() {
 	}
 	if got != want {
 		s.t.Errorf("the same key leads to %q, want %q", got, want)
+	}
+}
+
+// watch waits for the end of the answer. When another attempt reaches an engine
+// it notes how much the victim's guard had let through.
+func (s *story) watch() {
+	s.t.Helper()
+	s.passed = -1
+	s.await("an answer", func() bool {
+		if s.passed < 0 && s.guarded && s.victim.relay != nil && len(s.attempts()) > 1 {
+			s.passed = len(s.published())
+		}
+		return s.asked.isOver()
+	})
+	s.answered(s.asked)
+}
+
+// published is what came over the victim's relay as an answer to the request.
+// A guard's own refusal is none.
+func (s *story) published() (all []byte) {
+	for _, x := range s.victim.relay.Posts() {
+		if x.Request == s.attempts()[0].Request && x.Status == http.StatusOK {
+			all = append(all, x.Body...)
+		}
+	}
+	return all
+}
+
+// silent: from the moment when another attempt reached an engine the guard of the
+// first one let nothing through (I3, I8), or it counted what came late.
+func (s *story) silent() {
+	s.t.Helper()
+	if !s.guarded {
+		return
+	}
+	late := 0
+	for _, g := range s.guardians() {
+		late += int(g.LateWrites)
+	}
+	table.count("late writes that guards counted", late)
+	if s.passed < 0 {
+		return
+	}
+	table.count("guards watched by a relay while another attempt ran", 1)
+	if all := s.published(); len(all) > s.passed && late == 0 {
+		s.t.Errorf("I8: guard %s let %d bytes through after another attempt had begun: %q", s.victim.name, len(all)-s.passed, clip(all[s.passed:]))
 	}
 }
 

@@ -278,7 +278,7 @@ func (r *run) serve() {
 	}
 	if r.guarded {
 		r.must(poll("guards to be heard", func() bool {
-			for _, g := range r.guards() {
+			for _, g := range r.guardians() {
 				if !g.Up {
 					return false
 				}
@@ -294,8 +294,8 @@ type guardian struct {
 	LateWrites int64 `json:"late_writes"`
 }
 
-// guards asks the gateway for its guards.
-func (r *run) guards() []guardian {
+// guardians asks the gateway for its guards.
+func (r *run) guardians() []guardian {
 	r.t.Helper()
 	var page struct {
 		Endpoints []struct {
@@ -541,7 +541,7 @@ func (r *run) awaitEntry(what string, match func(simengine.Entry) bool) (found *
 func (r *run) story() string {
 	var b strings.Builder
 	for _, e := range r.log() {
-		if e.Path == "/health" || e.Path == "/v1/models" || e.Request == "" && (e.Event == simengine.EventAccepted || e.Event == simengine.EventConnClosed) {
+		if e.Request == "" && e.Event != simengine.EventListening && e.Event != simengine.EventExit {
 			continue
 		}
 		fmt.Fprintf(&b, "    %s %s%d life %d c%d %s %d %s %s\n", e.T.Format("05.000"), e.Engine, e.Attempt, e.Incarnation, e.Conn, e.Event, e.N, e.Path, e.Detail)

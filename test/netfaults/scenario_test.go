@@ -5,11 +5,13 @@
 package netfaults
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/headgate/headgate/internal/sim/check"
 	"github.com/headgate/headgate/internal/simengine"
 )
 
@@ -48,6 +50,17 @@ func TestScenarios(t *testing.T) {
 			}
 		})
 	}
+	for _, stream := range []bool{true, false} {
+		kind := map[bool]string{true: "streamed", false: "whole"}[stream]
+		t.Run("4 link cut and process alive, guard/"+kind, func(t *testing.T) {
+			t.Parallel()
+			linkCut(t, stream, (*replica).link, "lease_expired")
+		})
+		t.Run("4 data link cut and guard heard/"+kind, func(t *testing.T) {
+			t.Parallel()
+			linkCut(t, stream, func(b *replica) []way { return []way{b.dataWay()} }, "cancel_ack")
+		})
+	}
 	t.Run("3 killed after the first delta", func(t *testing.T) {
 		t.Parallel()
 		s := play(t, *seedFlag, faultNamed("kill"), pointNamed("first"), false, func(s *story) {
@@ -60,6 +73,14 @@ func TestScenarios(t *testing.T) {
 	t.Run("the old replica wakes up and speaks", func(t *testing.T) {
 		t.Parallel()
 		wakeUp(t)
+	})
+	t.Run("the old replica wakes up behind its guard", func(t *testing.T) {
+		t.Parallel()
+		s := play(t, *seedFlag, faultNamed("stop both"), pointNamed("computed"), true, func(s *story) {
+			s.ask = ask{path: "/v1/chat/completions", stream: true, tokens: 8, n: 1, pad: 4000}
+			s.relayed = true
+		})
+		s.answeredBy(2)
 	})
 }
 
@@ -83,9 +104,34 @@ func wakeUp(t *testing.T) {
 	}
 }
 
+// linkCut is scenario 4 behind guards: the engine lives and talks through the
+// cut, until its guard stops it. ways are what is cut, proof what must fence it.
+func linkCut(t *testing.T, stream bool, ways func(*replica) []way, proof string) {
+	f := faultNamed("cut")
+	f.strike = func(s *story) { s.cut(true, true, ways(s.victim)...) }
+	s := play(t, *seedFlag, f, pointNamed("computed"), true, func(s *story) {
+		s.ask = ask{path: "/v1/chat/completions", stream: stream, tokens: 200, n: 1, pad: 4000}
+		s.relayed = true
+		s.stall = 300 * time.Millisecond
+		s.paced = "slow:25ms" // 5 s of talk, past the lease
+	})
+	s.answeredBy(2)
+	if got := s.rec.Attempts[0].Proof; got != proof {
+		t.Errorf("the first attempt was fenced by %q, want %q", got, proof)
+	}
+	cancelled := slices.ContainsFunc(s.victim.entries(), func(e simengine.Entry) bool {
+		return e.Event == simengine.EventAborted && e.Request == s.asked.Request
+	})
+	if !cancelled {
+		t.Errorf("the guard did not cancel its engine's work\n%s", s.story())
+	}
+	took := s.attempts()[1].T.Sub(s.struck)
+	table.measure(fmt.Sprintf("scenario 4, guards, ttl %v: from the cut to the second attempt, fenced by %s", ttl, proof), took)
+}
+
 // attempts are the attempts at the story's request that engines got.
 func (s *story) attempts() []simengine.Entry {
-	return slices.DeleteFunc(s.arrivals(), func(e simengine.Entry) bool { return e.Request != s.asked.Request })
+	return slices.DeleteFunc(s.arrivals(), func(e simengine.Entry) bool { return e.Header.Get(check.TagHeader) != s.asked.Tag })
 }
 
 // answeredBy fails the test unless exactly so many attempts reached engines, and
