@@ -11,6 +11,7 @@
 package scrape
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,6 +151,7 @@ func (w *watch) ask(ctx context.Context) Report {
 	if r.Reading, r.Err = w.fetch(ctx); r.Err != nil {
 		w.failures++
 		w.paths = append(w.paths[1:], w.paths[0])
+		r.Reading.Kind = cmp.Or(r.Reading.Kind, w.config.Kind, w.last.Kind)
 	} else {
 		w.failures = 0
 		r.Restarted = r.Reading.Restarted(&w.last)
@@ -172,11 +174,7 @@ func (w *watch) fetch(ctx context.Context) (engine.Reading, error) {
 	head := engine.Head{Server: res.Header.Get("Server"), Boot: res.Header.Get("Process-Start-Time-Unix")}
 	w.reader.Begin(head)
 	if res.Status != http.StatusOK {
-		kind := w.config.Kind
-		if kind == engine.Unknown {
-			kind = engine.KindOfServer(head.Server)
-		}
-		return engine.Reading{Kind: kind}, fmt.Errorf("%s answers with status %d", w.paths[0], res.Status)
+		return engine.Reading{Kind: engine.KindOfServer(head.Server)}, fmt.Errorf("%s answers with status %d", w.paths[0], res.Status)
 	}
 	if _, err := io.CopyBuffer(w.reader, onlyReader{res}, w.buffer); err != nil && !errors.Is(err, engine.ErrTooLarge) {
 		return engine.Reading{}, err

@@ -124,7 +124,7 @@ func startDraining(t *testing.T) *lifecycle.Process {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.Close)
-	p := startGateway(t, fmt.Sprintf("drain_timeout: 5m\npools:\n  main: {discovery: {static: [{url: %q}]}}\n", e.URL()))
+	p := startGateway(t, fmt.Sprintf("drain_timeout: 5m\npools:\n  main: {timeouts: {idle: 0s}, discovery: {static: [{url: %q}]}}\n", e.URL()))
 
 	body := strings.NewReader(`{"model":"main","stream":true,"messages":[{"role":"user","content":"hi"}]}`)
 	req, err := http.NewRequest("POST", urlOf(p)+"/v1/chat/completions", body)

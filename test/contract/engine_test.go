@@ -21,6 +21,7 @@ import (
 type engine struct {
 	ln     net.Listener
 	models []string
+	page   string               // of metrics; "": it has none
 	answer func(*exchange)      // after the body; default: usual
 	early  func(*exchange) bool // before the body; true: answered
 	done   chan struct{}        // closed when the test ends
@@ -199,7 +200,13 @@ func (x *exchange) control() bool {
 		x.json(200, `{"object":"list","data":[`+strings.Join(list, ",")+`]}`)
 	case "/health", "/ping":
 		x.json(200, "")
-	case "/metrics", "/version", "/props", "/slots", "/get_server_info", "/get_model_info":
+	case "/metrics":
+		if x.page == "" {
+			x.json(404, `{"detail":"Not Found"}`)
+			return true
+		}
+		x.json(200, x.page, "Content-Type: text/plain; version=0.0.4")
+	case "/prometheus/metrics", "/version", "/props", "/slots", "/get_server_info", "/get_model_info":
 		x.json(404, `{"detail":"Not Found"}`)
 	default:
 		return false
