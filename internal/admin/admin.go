@@ -93,6 +93,7 @@ type endpoint struct {
 	Guard    *guardian            `json:"guard,omitempty"`
 	metrics
 	Reported *reported `json:"reported"` // null: the engine has told nothing
+	Prefix   prefix    `json:"prefix"`
 }
 
 // metrics is what an endpoint's engine is, and how asking for its metrics goes.
@@ -130,6 +131,15 @@ func guardOf(pool gateway.PoolStatus, id inference.EndpointID) *guardian {
 	}
 }
 
+// prefix compares what was expected in an engine's cache with what it reports.
+type prefix struct {
+	Requests  int64 `json:"requests"` // of which it reported anything
+	Prompt    int64 `json:"prompt_tokens"`
+	Predicted int64 `json:"predicted_tokens"`
+	Actual    int64 `json:"cached_tokens"`
+	Missed    int64 `json:"missed_tokens"` // predicted and not cached
+}
+
 // reported is what an engine's own metrics say. What is null is not known.
 type reported struct {
 	Age     float64  `json:"age_seconds"`
@@ -164,7 +174,7 @@ func (a *api) endpoints(w http.ResponseWriter, _ *http.Request) {
 			list = append(list, endpoint{
 				Pool: pool.Pool, Endpoint: s.Endpoint, InFlight: s.InFlight, Ejected: s.Ejected, Health: s.Health.String(),
 				Revision: s.Revision, Guard: guardOf(pool, s.Endpoint),
-				metrics: metrics(pool.Metrics[s.Endpoint]), Reported: newReported(s.Reported),
+				metrics: metrics(pool.Metrics[s.Endpoint]), Reported: newReported(s.Reported), Prefix: prefix(s.Hits),
 			})
 		}
 	}

@@ -128,6 +128,7 @@ func (l *lines) close() {
 
 // engineTold notes what a guard says of its engine.
 func (m *members) engineTold(id inference.EndpointID, of control.Engine) {
+	m.book.SetIncarnation(id, of.Incarnation)
 	if of.Revision != "" {
 		m.book.SetRevision(id, of.Revision)
 		m.reportRevisions()

@@ -82,3 +82,21 @@ pools:
 		}
 	}
 }
+
+// TestPredictedAndCachedTokensAreCompared: what engines say of their caches, in
+// streams and whole answers, is compared with what was expected.
+func TestPredictedAndCachedTokensAreCompared(t *testing.T) {
+	r := newRig(t, 1, "", func(_ int, c *simengine.Config) { c.Params = model.A100x8B })
+	text := strconv.Quote(strings.Repeat("Tell me about the sea. ", 400))
+	for i := range 4 {
+		body := fmt.Sprintf(`{"model":"sim","stream":%v,"max_tokens":4,"messages":[{"role":"user","content":%s}]}`, i%2 == 0, text)
+		if got := r.post(chatPath, body); got.status != 200 {
+			t.Fatalf("status %d: %s", got.status, got.body)
+		}
+		<-r.records.ended
+	}
+	h := r.gateway.Status()[0].Endpoints[0].Hits
+	if h.Requests != 4 || h.Actual < h.Prompt*6/10 || h.Predicted < h.Prompt*6/10 || h.Missed > h.Prompt/20 {
+		t.Errorf("%+v", h)
+	}
+}

@@ -59,6 +59,8 @@ type account struct {
 	health inference.Health
 	models map[string]bool // that it lists; nil: not known
 
+	hits     Hits
+	process  string    // that its engine is, as its guard told; "" not known
 	revision string    // of its model, as it told; "" not known
 	guarded  bool      // attempts there need a lease
 	leasable time.Time // until when its guard can be granted one

@@ -221,7 +221,7 @@ func (b *Book) candidates(now time.Time, pool *fleet.Pool, ask *Ask, p *Profile)
 			d.chosen = append(d.chosen, int32(i))
 		}
 	} else {
-		b.shortlist()
+		b.shortlist(ask)
 	}
 	n := len(d.chosen)
 	d.candidates = slices.Grow(d.candidates[:0], n)[:n]
@@ -241,7 +241,7 @@ func (b *Book) fill(c *plugin.Candidate, e *inference.Endpoint, a *account, ask 
 	a.settleRate(d.rate)
 	// Field by field: a literal would be made aside and copied.
 	c.Endpoint = e
-	c.InFlight, c.Ghosts, c.Cached = a.inflight, len(a.ghosts), b.cachedOn(a, ask)
+	c.InFlight, c.Ghosts, c.Cached = a.inflight, len(a.ghosts), b.cachedOn(e, a, ask)
 	c.PerToken, c.Intercept, c.Ahead = a.rate.PerToken, a.rate.Intercept, a.ahead(at)
 	c.Waiting, c.Context, c.Stalls = a.waiting, a.context, nil
 	c.Queued, c.Running, c.KVUsage, c.Others = plugin.Value{}, plugin.Value{}, plugin.Value{}, 0
@@ -276,7 +276,7 @@ func (b *Book) mayRefresh(now float64, streams int) bool {
 
 // shortlist chooses the seats to be scored: the least loaded and the holders of
 // the longest prefixes.
-func (b *Book) shortlist() {
+func (b *Book) shortlist(ask *Ask) {
 	d := &b.decision
 	// Loads are sorted into a few steps, which is all that finding the least of
 	// them takes. Where loads are far apart a step is wider than one.
@@ -310,16 +310,25 @@ func (b *Book) shortlist() {
 			d.chosen = append(d.chosen, int32(i))
 		}
 	}
-	idlest := d.chosen
-	for _, m := range d.lookup.Longest(holdersMax) {
-		i, found := b.seat(b.bySlot[m.Slot])
+	idlest, held := len(d.chosen), len(d.chosen)
+	hold := func(a *account) {
+		i, found := b.seat(a)
 		if !found {
-			continue
+			return
 		}
 		step := (d.loads[i] - least) >> shift
-		if step > last || step == last && !slices.Contains(idlest, i) {
+		if step == last && !slices.Contains(d.chosen[:idlest], i) || step > last && !slices.Contains(d.chosen[idlest:held], i) {
 			d.chosen = append(d.chosen, i)
 		}
+	}
+	for i := range min(len(ask.Held), holdersMax) {
+		if a := b.accounts[ask.Held[i].Endpoint]; a != nil {
+			hold(a)
+		}
+	}
+	held = len(d.chosen)
+	for _, m := range d.lookup.Longest(holdersMax) {
+		hold(b.bySlot[m.Slot])
 	}
 }
 
@@ -338,7 +347,12 @@ func (b *Book) seat(a *account) (at int32, found bool) {
 
 // cachedOn is how many tokens of the prompt an endpoint's engine has cached, as
 // far as is known: what it took, and what was sent to it and it has not refused.
-func (b *Book) cachedOn(a *account, ask *Ask) int {
+func (b *Book) cachedOn(e *inference.Endpoint, a *account, ask *Ask) int {
+	for i := range ask.Held {
+		if h := &ask.Held[i]; h.Endpoint == e.ID {
+			return max(min(h.Tokens, ask.Prompt.N-1), 0)
+		}
+	}
 	if len(ask.Keys) == 0 || ask.PromptBytes <= 0 {
 		return 0
 	}

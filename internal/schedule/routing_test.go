@@ -270,6 +270,67 @@ func TestNewEngineAtAnOldAddressIsCold(t *testing.T) {
 	}
 }
 
+// The gap between what was expected in a cache and what its engine reports shows
+// for each endpoint, and ends with its process.
+func TestPredictionsAreComparedWithWhatEnginesReport(t *testing.T) {
+	b, pool := newBook(t), newPool(1)
+	now, id := start, pool.Endpoints[0].ID
+	for i, cached := range []int{0, 3000, 1000, -1} {
+		now = now.Add(time.Second)
+		r := place(t, b, now, pool, prompt(1, i, 4000))
+		r.Accepted()
+		r.FirstOutput(now.Add(100 * time.Millisecond))
+		r.Finished(now.Add(time.Second), inference.Usage{Prompt: 4000, Completion: 1, Cached: cached})
+		r.Release()
+	}
+	h := b.Status(now, pool)[0].Hits
+	// The second and third were expected to find three quarters, in whole blocks.
+	if h.Requests != 3 || h.Prompt != 12_000 || h.Actual != 4000 || h.Predicted < 5700 || h.Predicted > 6000 || h.Missed != h.Predicted/2-1000 {
+		t.Errorf("%+v", h)
+	}
+	b.SetIncarnation(id, "one")
+	b.SetIncarnation(id, "one")
+	if got := b.Status(now, pool)[0].Hits; got != h {
+		t.Errorf("the first word of a guard ended the count: %+v", got)
+	}
+	b.SetIncarnation(id, "two")
+	if got := b.Status(now, pool)[0].Hits; got != (schedule.Hits{}) || cachedAt(b, pool, id, prompt(1, 9, 4000)) != 0 {
+		t.Errorf("another process has the old one's cache: %+v", got)
+	}
+}
+
+// What is known of a cache by its engine's own word takes the place of the index,
+// in large pools too.
+func TestWhatIsHeldIsBelieved(t *testing.T) {
+	for _, n := range []int{4, 200} {
+		b, pool := newBook(t), newPool(n)
+		first := place(t, b, start, pool, prompt(1, 0, 8000))
+		serve(first, start.Add(800*time.Millisecond))
+		now, holder := start.Add(time.Minute), pool.Endpoints[n-1].ID
+		if first.Endpoint.ID == holder {
+			holder = pool.Endpoints[0].ID
+		}
+		for range 3 { // not among the idlest
+			r := place(t, b, now, &fleet.Pool{Name: "p", Endpoints: []inference.Endpoint{{ID: holder}}}, schedule.Ask{})
+			r.Accepted()
+		}
+		ask := prompt(1, 1, 8000)
+		if d := b.Explain(now, pool, ask); d.Endpoint != first.Endpoint.ID {
+			t.Errorf("%d endpoints: by the index it goes to %s, want %s", n, d.Endpoint, first.Endpoint.ID)
+		}
+		ask.Held = []schedule.Held{{Endpoint: holder, Tokens: 7000}, {Endpoint: first.Endpoint.ID, Tokens: 0}}
+		d := b.Explain(now, pool, ask)
+		if d.Endpoint != holder {
+			t.Errorf("%d endpoints: it goes to %s because %q, want %s, which holds it", n, d.Endpoint, d.Reason, holder)
+		}
+		for _, c := range d.Candidates {
+			if c.Endpoint == first.Endpoint.ID && c.Cached != 0 || c.Endpoint == holder && c.Cached != 7000 {
+				t.Errorf("%d endpoints: %+v", n, c)
+			}
+		}
+	}
+}
+
 // What an engine did not take is not learned.
 func TestRefusedPromptsAreNotLearned(t *testing.T) {
 	b, pool := newBook(t), newPool(2)

@@ -73,7 +73,6 @@ type Book struct {
 	bySlot  []*account // of the index
 	lengths *cost.Lengths
 	line    cost.Line // of the pool as a whole
-	hits    Hits
 
 	streamBudget float64 // streams whose stalls may be looked at now
 	streamsAt    float64
@@ -130,12 +129,20 @@ type Ask struct {
 	Prompt      inference.Tokens
 	Keys        []uint64 // of the prompt's blocks, by prefix.Hasher; read during the call only
 	PromptBytes int      // of the canonical prompt that Keys are of
+	Held        []Held   // what is known better than by Keys, most tokens first; read during the call only
 	Stream      bool     // the answer is streamed, so its first output will be seen
 	Arrived     time.Time
 	TTFT        time.Duration // the request's own target; 0: the pool's
 	Adapter     string        // LoRA adapter, "" for none
 	Session     string
 	Explain     bool // Why is to be asked
+}
+
+// Held is how much of the prompt an endpoint's engine has cached, by its own word:
+// events of its KV cache. For that endpoint it takes the place of the prefix index.
+type Held struct {
+	Endpoint inference.EndpointID
+	Tokens   int
 }
 
 func (a *Ask) excludes(id inference.EndpointID) bool {
@@ -196,24 +203,26 @@ func (r *Reservation) Finished(now time.Time, u inference.Usage) {
 			a.scraped.answered(now)
 		}
 	}
-	if u.Cached >= 0 && u.Prompt > 0 && len(r.keys) > 0 {
-		h := &r.book.hits
+	if a := r.book.accounts[r.Endpoint.ID]; a != nil && u.Cached >= 0 && u.Prompt > 0 && r.hashed {
+		// Of a prompt whose size was estimated the share counts.
+		predicted := int64(float64(r.cached) / r.prompt * float64(u.Prompt))
+		h := &a.hits
 		h.Requests++
-		h.Predicted += int64(r.cached)
-		h.Actual += int64(u.Cached)
 		h.Prompt += int64(u.Prompt)
+		h.Predicted += predicted
+		h.Actual += int64(u.Cached)
+		h.Missed += max(predicted-int64(u.Cached), 0)
 	}
 }
 
-// Hits compares what the prefix index expected with what engines report, in
-// tokens of those requests whose engine reported it.
-type Hits struct{ Requests, Prompt, Predicted, Actual int64 }
-
-// Hits returns the comparison since the book was made.
-func (b *Book) Hits() Hits {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.hits
+// Hits compares what the prefix index expected of an endpoint's cache with what
+// its engine reported, in tokens of those prompts of which it reported anything.
+type Hits struct {
+	Requests  int64
+	Prompt    int64 // tokens of the prompts
+	Predicted int64 // of them, expected to be cached
+	Actual    int64 // of them, cached
+	Missed    int64 // expected and not cached; what was cached unexpectedly does not make up for it
 }
 
 // Release gives the place back. Only the first call counts.
@@ -268,11 +277,26 @@ func (b *Book) drop(id inference.EndpointID) {
 func (b *Book) Restarted(id inference.EndpointID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := b.account(id)
+	b.restarted(b.account(id))
+}
+
+func (b *Book) restarted(a *account) {
 	b.unlearn(a)
-	a.scraped = scraped{asked: a.scraped.asked}
+	a.scraped, a.hits = scraped{asked: a.scraped.asked}, Hits{}
 	a.crowd.best = 0
 	b.touch(a)
+}
+
+// SetIncarnation notes which process an endpoint's engine is, as its guard tells:
+// another one than before has an empty cache.
+func (b *Book) SetIncarnation(id inference.EndpointID, process string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.account(id)
+	if a.process != "" && a.process != process {
+		b.restarted(a)
+	}
+	a.process = process
 }
 
 // SetCache notes how many tokens an endpoint's engine can keep cached.
@@ -319,7 +343,7 @@ func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
 	}
 	r.cached = c.candidate.Cached
 	r.fresh, r.work = float64(ask.Prompt.N-r.cached), work(ask.Prompt.N, r.cached)
-	r.keys = slices.Clone(ask.Keys)
+	r.keys, r.hashed = slices.Clone(ask.Keys), len(ask.Keys) > 0 || len(ask.Held) > 0
 	b.prompts = min(b.prompts+1, meanOver)
 	b.meanWork += (r.work - b.meanWork) / b.prompts
 	a.dispatch(r)
@@ -537,6 +561,7 @@ type Status struct {
 	Health   inference.Health
 	Revision string   // of its model, "" if not known
 	Reported Reported // by the engine's own metrics
+	Hits     Hits     // since it joined, or its engine's process began
 
 	// Fenceable: an attempt there can be proved silent as the pool demands. It is
 	// false where a guard is not heard, and then the endpoint takes no requests.
@@ -554,6 +579,7 @@ func (b *Book) Status(now time.Time, pool *fleet.Pool) []Status {
 			Endpoint: e.ID, InFlight: a.inflight,
 			Ejected: a.failures > 0 || now.Before(a.heldUntil), Health: a.health,
 			Revision: a.revisionOf(&e), Fenceable: a.fenceable(now), Reported: b.reported(now, a),
+			Hits: a.hits,
 		})
 	}
 	return list

@@ -309,6 +309,7 @@ type progress struct {
 	first   float64
 	begun   bool
 	taken   bool // accepted by the engine
+	hashed  bool // its cached part was predicted
 	keys    []uint64
 	tokens  atomic.Int64
 	seen    int

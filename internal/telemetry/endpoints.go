@@ -53,6 +53,16 @@ func newEndpoints(status func() []gateway.PoolStatus) *endpoints {
 		func(s *endpoint) (float64, bool) { return s.Reported.Running.V, s.Reported.Running.Known })
 	add("engine_kv_usage_ratio", "Share of the engine's KV memory in use, as it reports; none where that is not known or not believed.",
 		func(s *endpoint) (float64, bool) { return s.Reported.KVUsage.V, s.Reported.KVUsage.Known })
+	total := func(name, help string, value func(*schedule.Hits) int64) {
+		e.each = append(e.each, endpointMetric{
+			desc: endpointDesc(name, help+", of those prompts of which the engine reported anything."), kind: prometheus.CounterValue,
+			value: func(s *endpoint) (float64, bool) { return float64(value(&s.Hits)), true },
+		})
+	}
+	total("prefix_prompt_tokens_total", "Tokens of prompts", func(h *schedule.Hits) int64 { return h.Prompt })
+	total("prefix_predicted_tokens_total", "Prompt tokens that were expected in the engine's cache", func(h *schedule.Hits) int64 { return h.Predicted })
+	total("prefix_cached_tokens_total", "Prompt tokens that the engine had cached, as it reports", func(h *schedule.Hits) int64 { return h.Actual })
+	total("prefix_missed_tokens_total", "Prompt tokens that were expected in the engine's cache and were not there", func(h *schedule.Hits) int64 { return h.Missed })
 	e.each = append(e.each,
 		endpointMetric{
 			desc: endpointDesc("scrape_failures_total", "Questions for an engine's metrics that were not answered with any."), kind: prometheus.CounterValue,
