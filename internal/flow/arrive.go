@@ -79,8 +79,23 @@ func (q *Queue) admit(at time.Duration, b *band, r *Request, fleet Fleet) *infer
 	return q.makeRoom(b, r, load)
 }
 
-// guess is the expected length of the request's answer.
+// learn notes how long an answer was. Those of one tenant are alike.
+func (f *flow) learn(output float64) {
+	if f.answer == 0 {
+		f.answer = max(output, 1)
+	}
+	f.answer += answerPace * (max(output, 1) - f.answer)
+}
+
+// answerPace is how much one answer counts for the average of a flow's.
+const answerPace = 0.2
+
+// guess is the expected length of the request's answer: as long as its flow's
+// last ones, or else as the pool's.
 func (r *Request) guess(mean float64) float64 {
+	if f := r.flow; f != nil && f.answer > 0 {
+		mean = f.answer
+	}
 	if r.Output > 0 {
 		return min(mean, float64(r.Output))
 	}

@@ -46,16 +46,18 @@ type band struct {
 
 // flow is the requests of one fairness id in a band.
 type flow struct {
-	id     string
-	band   *band
-	n      uint64  // breaks ties
-	served float64 // tokens
-	key    float64 // served, and what the pump under way has passed over
-	next   heap[*Request]
-	count  int // waiting
-	work   float64
-	tokens float64
-	out    int // dispatched
+	id      string
+	band    *band
+	n       uint64  // breaks ties
+	guessed float64 // of served, for answers under way that nothing was known of
+	answer  float64 // tokens of its last answers, on average; 0: none has ended
+	served  float64 // tokens
+	key     float64 // served, and what the pump under way has passed over
+	next    heap[*Request]
+	count   int // waiting
+	work    float64
+	tokens  float64
+	out     int // dispatched
 
 	oldest, newest *Request // by arrival, without those that were dispatched before
 
@@ -151,6 +153,10 @@ func (f *flow) settle() {
 	}
 }
 
+// level is how much a flow has been served, as far as that is more than a guess. A
+// newcomer that began level with a guess would wait for what it turns out too high.
+func (f *flow) level() float64 { return f.served - f.guessed }
+
 // wake starts a flow level with the others: whoever asked for nothing has saved
 // nothing up.
 func (f *flow) wake() {
@@ -160,7 +166,7 @@ func (f *flow) wake() {
 	}
 	level := b.floor
 	if b.ready.len() > 0 {
-		level = b.ready.top().served
+		level = b.ready.top().level()
 	}
 	f.served = max(f.served, level)
 	f.key = f.served

@@ -110,6 +110,7 @@ type Request struct {
 	fresh   int     // prompt tokens to compute, as charged
 	output  float64 // tokens of the answer, as charged
 	charged bool
+	blind   bool // output was a guess about a flow of which no answer had ended
 
 	target    time.Duration // of its first output; 0: none
 	limit     time.Duration // past which it is refused; 0: none
@@ -273,6 +274,15 @@ func (q *Queue) Done(r *Request, fresh, output int) {
 	}
 	f := r.flow
 	f.out--
+	if r.blind {
+		f.guessed -= outputWeight * r.output
+	}
+	if f.out == 0 && f.count == 0 {
+		f.guessed = 0 // no sum of roundings stays
+	}
+	if output >= 0 {
+		f.learn(float64(output))
+	}
 	f.serve(more)
 	q.release(r)
 }

@@ -218,6 +218,9 @@ func TestOrder(t *testing.T) {
 
 func TestIdlenessSavesNothingUp(t *testing.T) {
 	g := newRig(t, flow.Config{})
+	g.fleet.places = 1
+	known, _, _ := g.arrive("known", of("a"))
+	g.q.Done(known, 100, 100)
 	for i := range 20 {
 		g.queue(fmt.Sprint("a", i), of("a"))
 	}
@@ -227,6 +230,51 @@ func TestIdlenessSavesNothingUp(t *testing.T) {
 		g.queue(fmt.Sprint("b", i), of("b"))
 	}
 	g.want(g.place(6), "a10", "b0", "a11", "b1", "a12", "b2")
+}
+
+// What was guessed of another's first answer, and turns out too much, is not held
+// against who comes meanwhile.
+func TestANewcomerDoesNotPayForAGuess(t *testing.T) {
+	g := newRig(t, flow.Config{})
+	g.fleet.places = 1
+	first, _, _ := g.arrive("first", of("many"), prompt(10))
+	for i := range 40 {
+		g.queue(fmt.Sprint("many", i), of("many"), prompt(10))
+	}
+	g.queue("one", of("one"), prompt(10))
+	g.q.Done(first, 10, 1) // and not 100
+	got := g.place(2)
+	if got[0] != "one" && got[1] != "one" {
+		t.Errorf("decided %v", got)
+	}
+	// What is known by then is no guess any more: the next one is not put before
+	// all that was served.
+	g.queue("two", of("two"), prompt(10))
+	got = g.place(3)
+	if got[0] == "two" {
+		t.Errorf("decided %v", got)
+	}
+}
+
+// Answers of one flow are alike, so its next ones are charged as its last.
+func TestAFlowIsChargedByItsOwnAnswers(t *testing.T) {
+	g := newRig(t, flow.Config{})
+	g.fleet.places = 1
+	known, _, _ := g.arrive("known", of("brief"))
+	g.q.Done(known, 100, 5)
+	for i := range 8 {
+		g.queue(fmt.Sprint("brief", i), of("brief")) // 100 + 2*5
+		g.queue(fmt.Sprint("usual", i), of("usual")) // 100 + 2*100
+	}
+	n := 0
+	for _, name := range g.place(8) {
+		if name[:5] == "brief" {
+			n++
+		}
+	}
+	if n != 6 {
+		t.Errorf("%d of 8 were brief, want 6: they cost a third", n)
+	}
 }
 
 func TestTheChargeIsCorrectedWhenARequestEnds(t *testing.T) {
@@ -582,6 +630,29 @@ func TestARequestMayWaitForABetterEndpointWhileOthersGo(t *testing.T) {
 	}
 	g.fleet.closed = nil
 	g.want(g.place(1), "prefers a busy one")
+}
+
+// Whoever is passed over has had its turn: its flow's next does not take another.
+func TestPassingOverUsesUpAFlowsTurn(t *testing.T) {
+	g := newRig(t, flow.Config{})
+	g.queue("a0", of("a"), prompt(5000))
+	g.queue("a1", of("a"))
+	g.queue("b0", of("b"))
+	g.fleet.closed = func(prompt int) bool { return prompt == 5000 }
+	g.want(g.place(1), "b0")
+	// The pump after that begins anew.
+	g.want(g.place(1), "a1")
+}
+
+// Time that is used up holds nobody, whatever it costs.
+func TestNobodyIsHeldPastItsBudget(t *testing.T) {
+	g := newRig(t, flow.Config{})
+	g.fleet.ahead = 5 * time.Second
+	g.fleet.stalled = func(int) float64 { return 1000 }
+	g.queue("a", ttft(4*time.Second))
+	g.fleet.ahead, g.fleet.places = 0, 1
+	g.want(g.pass(1900 * time.Millisecond))
+	g.want(g.pass(200*time.Millisecond), "a")
 }
 
 func TestARequestIsHeldWhileItWouldStallStreamsAndHasTime(t *testing.T) {

@@ -23,6 +23,8 @@ type model struct {
 	served  map[modelFlow]float64
 	born    map[modelFlow]int
 	out     map[modelFlow]int
+	answer  map[modelFlow]float64
+	guessed map[modelFlow]float64
 	floor   map[int]float64
 	credit  map[int]float64
 }
@@ -36,6 +38,10 @@ type modelRequest struct {
 	name     string
 	flow     modelFlow
 	prompt   int
+	output   float64 // that it is charged for
+	weighed  float64 // tokens as they count in the backlog
+	bid      bool
+	blind    bool
 	bytes    int64
 	seq      int
 	returned bool
@@ -44,10 +50,26 @@ type modelRequest struct {
 	deadline bool
 }
 
-func (r *modelRequest) tokens() float64 { return float64(r.prompt) + 2*100 }
+// tokens are what a request counts in the backlog: what it looked like when it was
+// first looked at.
+func (r *modelRequest) tokens() float64 { return r.weighed }
+
+// look is what happens when a request is bid for: the guess follows its flow.
+func (m *model) look(r *modelRequest) {
+	if r.charged {
+		return
+	}
+	r.output = 100
+	if mean := m.answer[r.flow]; mean > 0 {
+		r.output = mean
+	}
+	if !r.bid {
+		r.bid, r.weighed = true, float64(r.prompt)+2*r.output
+	}
+}
 
 func newModel(c flow.Config) *model {
-	return &model{config: c, served: map[modelFlow]float64{}, born: map[modelFlow]int{}, out: map[modelFlow]int{}, floor: map[int]float64{}, credit: map[int]float64{}}
+	return &model{config: c, served: map[modelFlow]float64{}, born: map[modelFlow]int{}, out: map[modelFlow]int{}, answer: map[modelFlow]float64{}, guessed: map[modelFlow]float64{}, floor: map[int]float64{}, credit: map[int]float64{}}
 }
 
 func (m *model) band(priority int) (b flow.Band) {
@@ -143,12 +165,15 @@ func (m *model) arrive(r *modelRequest) (gone []string, in bool) {
 }
 
 func (m *model) push(r *modelRequest) {
-	if m.backlog(r.flow) == 0 {
-		level, active := m.floor[r.flow.priority], false
+	if n, _, _ := m.sum(func(o *modelRequest) bool { return o.flow == r.flow }); n == 0 {
+		level, least, who, active := m.floor[r.flow.priority], 0.0, modelFlow{}, false
 		for _, o := range m.waiting {
-			if o.flow.priority == r.flow.priority && (!active || m.served[o.flow] < level) {
-				level, active = m.served[o.flow], true
+			if o.flow.priority == r.flow.priority && (!active || m.served[o.flow] < least || m.served[o.flow] == least && m.born[o.flow] < m.born[who]) {
+				least, who, active = m.served[o.flow], o.flow, true
 			}
+		}
+		if active {
+			level = least - m.guessed[who]
 		}
 		m.served[r.flow] = max(m.served[r.flow], level)
 	}
@@ -200,6 +225,7 @@ func (m *model) before(a, b *modelRequest) bool {
 }
 
 func (m *model) take(r *modelRequest) {
+	m.look(r)
 	reserve := m.band(r.flow.priority).Reserve
 	bands := map[int]bool{}
 	higher := false
@@ -219,11 +245,14 @@ func (m *model) take(r *modelRequest) {
 	m.out[r.flow]++
 	if !r.charged {
 		r.charged = true
-		m.floor[r.flow.priority] = max(m.floor[r.flow.priority], m.served[r.flow])
-		m.served[r.flow] += r.tokens()
+		m.floor[r.flow.priority] = max(m.floor[r.flow.priority], m.served[r.flow]-m.guessed[r.flow])
+		m.served[r.flow] += float64(r.prompt) + 2*r.output
+		if r.blind = m.answer[r.flow] == 0; r.blind {
+			m.guessed[r.flow] += 2 * r.output
+		}
 	}
 	if n, _, _ := m.sum(func(o *modelRequest) bool { return o.flow.priority == r.flow.priority }); n == 0 {
-		m.floor[r.flow.priority] = max(m.floor[r.flow.priority], m.served[r.flow])
+		m.floor[r.flow.priority] = max(m.floor[r.flow.priority], m.served[r.flow]-m.guessed[r.flow])
 	}
 }
 
@@ -338,9 +367,11 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 				direct := len(m.waiting) == 0 && f.places > 0
 				var gone []string
 				in := true
+				r.weighed = float64(r.prompt) + 2*200
 				if direct {
 					m.push(r)
 				} else {
+					m.look(r)
 					gone, in = m.arrive(r)
 				}
 				err := q.Arrive(now, real, f)
@@ -365,10 +396,21 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 				r := models[out[i]]
 				tokens := rapid.IntRange(-1, 400).Draw(t, "output")
 				q.Done(requests[out[i]], -1, tokens)
+				if r.blind {
+					m.guessed[r.flow] -= 2 * r.output
+				}
 				if tokens >= 0 {
-					m.served[r.flow] += 2 * float64(tokens-100)
+					m.served[r.flow] += 2 * (float64(tokens) - r.output)
+					length := float64(max(tokens, 1))
+					if m.answer[r.flow] == 0 {
+						m.answer[r.flow] = length
+					}
+					m.answer[r.flow] += 0.2 * (length - m.answer[r.flow])
 				}
 				m.out[r.flow]--
+				if n, _, _ := m.sum(func(o *modelRequest) bool { return o.flow == r.flow }); n == 0 && m.out[r.flow] == 0 {
+					m.guessed[r.flow] = 0
+				}
 				out = slices.Delete(out, i, i+1)
 				step(nil)
 			},

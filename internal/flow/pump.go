@@ -222,12 +222,15 @@ func (q *Queue) take(at time.Duration, r *Request, fleet Fleet) {
 	if !r.charged {
 		// A retry is the pool's doing and not charged again.
 		r.charged = true
-		b.floor = max(b.floor, f.served)
+		b.floor = max(b.floor, f.level())
 		f.serve(charge(r.fresh, r.output))
+		if r.blind = f.answer == 0; r.blind {
+			f.guessed += outputWeight * r.output
+		}
 	}
 	if b.requests == 0 {
 		// Where nobody waits nobody is behind.
-		b.floor = max(b.floor, f.served)
+		b.floor = max(b.floor, f.level())
 	}
 	q.pace.dispatched(at, q.requests > 0)
 	q.out = append(q.out, Decision{Request: r, Place: place})
