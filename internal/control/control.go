@@ -15,8 +15,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -65,6 +67,9 @@ type Config struct {
 	Proved func(lease.Proved)
 
 	Log *slog.Logger // default: discards
+
+	// dial stands for a TCP connection in tests.
+	dial func(ctx context.Context, addr string) (net.Conn, error)
 }
 
 // Engine is what a guard knows of its engine.
@@ -195,6 +200,9 @@ func (l *Line) Over() bool {
 func (l *Line) Dispatch(key lease.Key, told func(Word)) (lease.Grant, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.over {
+		return lease.Grant{}, false // nobody would tell of its end
+	}
 	grant, ok := l.link.Dispatch(time.Now(), key)
 	if ok {
 		l.waiting[key] = told
@@ -379,6 +387,19 @@ type session struct {
 	mu     sync.Mutex
 	renew  []lease.Grant // the newest take the place of those that were not sent
 	revoke []lease.Revoke
+
+	// Of whoever receives.
+	counts  bool  // a heartbeat did
+	ignored error // why the newest does not
+}
+
+// why is what ended a session, and says more of heartbeats that stayed away where
+// there were some.
+func (s *session) why(err error) error {
+	if errors.Is(err, errSilent) && s.ignored != nil {
+		return s.ignored
+	}
+	return err
 }
 
 // order queues what is to be sent. What finds the stream stuck is lost with it:
@@ -449,7 +470,11 @@ func (l *Line) attach(ctx context.Context) error {
 	// A connection for each session: a stream that is stuck would take the next
 	// one on its connection with it. The address is one, not a name for gRPC to
 	// resolve and to balance over.
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+	options := []grpc.DialOption{grpc.WithTransportCredentials(creds), grpc.WithNoProxy()}
+	if c.dial != nil {
+		options = append(options, grpc.WithContextDialer(c.dial))
+	}
+	conn, err := grpc.NewClient("passthrough:///"+addr, options...)
 	if err != nil {
 		return err
 	}
@@ -482,7 +507,9 @@ func (l *Line) attach(ctx context.Context) error {
 			}
 			for _, m := range s.take() {
 				if err := stream.Send(m); err != nil {
-					cancel(err)
+					if !errors.Is(err, io.EOF) { // then Recv says why
+						cancel(err)
+					}
 					return
 				}
 			}
@@ -492,7 +519,7 @@ func (l *Line) attach(ctx context.Context) error {
 		m, err := stream.Recv()
 		now := time.Now() // after the receive: an earlier moment would make leases seem to end sooner
 		if err != nil {
-			return orCause(ctx, err)
+			return s.why(orCause(ctx, err))
 		}
 		counts, err := l.take(now, s, m)
 		if err != nil {
@@ -549,15 +576,18 @@ func (l *Line) held(until time.Time) {
 // take takes one message, and reports whether it brought a heartbeat that
 // counts.
 func (l *Line) take(now time.Time, s *session, m *guardpb.ToGateway) (counts bool, err error) {
-	if p := m.GetEngine(); p != nil {
-		l.setEngine(p)
-	}
 	if p := m.GetHeartbeat(); p != nil {
 		hb, err := p.Lease()
 		if err != nil {
 			return false, err
 		}
 		counts = l.heartbeat(now, s, hb, p.GetLateWrites())
+	}
+	if !s.counts {
+		return counts, nil // another guard's engine and list are not this one's
+	}
+	if p := m.GetEngine(); p != nil {
+		l.setEngine(p)
 	}
 	if m.GetListing() {
 		var list []lease.Listed
@@ -587,10 +617,14 @@ func (l *Line) heartbeat(now time.Time, s *session, hb lease.Heartbeat, late int
 	heard := l.link.Heartbeat(now, s.number, hb)
 	told := l.prove(heard.Fenced, Word{Replaced: true, Published: -1})
 	counts := heard.Ignored == lease.Counts
+	shown := s.ignored != nil
 	if counts {
+		s.counts, s.ignored = true, nil
 		l.heard, l.alone, l.late, l.problem = now, hb.Alone, late, ""
 	} else if heard.Ignored != lease.OldTime {
-		l.problem = fmt.Sprintf("heartbeats of guard %s don't count: %s", hb.Guard, heard.Ignored)
+		s.ignored = fmt.Errorf("heartbeats of guard %s don't count: %s", hb.Guard, heard.Ignored)
+		shown = shown || l.problem == s.ignored.Error()
+		l.problem = s.ignored.Error()
 	}
 	s.order(l.link.Renewals(now), l.link.Revokes())
 	l.rearm()
@@ -599,7 +633,7 @@ func (l *Line) heartbeat(now time.Time, s *session, hb lease.Heartbeat, late int
 	switch {
 	case counts:
 		l.held(now.Add(l.Terms().TTL / 2))
-	case heard.Ignored == lease.OtherGuard:
+	case heard.Ignored == lease.OtherGuard && !shown:
 		l.log.Error("another guard answers at the endpoint's address", "guard", hb.Guard.String())
 	}
 	if heard.New {
@@ -621,23 +655,37 @@ func (l *Line) setEngine(p *guardpb.Engine) {
 
 func (l *Line) ended(end lease.End) {
 	l.mu.Lock()
-	word := Word{Published: end.Published}
-	if end.Reason == lease.EngineExited && l.exit.GetExited() {
-		word.Crashed, word.Alone = l.exit.GetCrashed(), l.exit.GetInFlight() == 1
-	}
 	told := func() {}
 	if p, ok := l.link.Ended(end); ok {
-		told = l.prove([]lease.Proved{p}, word)
+		told = l.prove([]lease.Proved{p}, l.word(end))
 	}
 	l.mu.Unlock()
 	told()
 }
 
+// word is what an end tells besides its proof. The caller holds mu.
+func (l *Line) word(end lease.End) Word {
+	w := Word{Published: end.Published}
+	if end.Reason == lease.EngineExited && l.exit.GetExited() {
+		w.Crashed, w.Alone = l.exit.GetCrashed(), l.exit.GetInFlight() == 1
+	}
+	return w
+}
+
 func (l *Line) resync(s *session, list []lease.Listed) {
+	ends := map[lease.Key]lease.End{}
+	for _, item := range list {
+		ends[item.Key] = item.End
+	}
 	l.mu.Lock()
 	proved, revoke := l.link.Resync(l.link.Known(), list)
-	told := l.prove(proved, Word{Published: -1})
+	var told []func()
+	for _, p := range proved {
+		told = append(told, l.prove([]lease.Proved{p}, l.word(ends[p.Key])))
+	}
 	s.order(nil, revoke)
 	l.mu.Unlock()
-	told()
+	for _, tell := range told {
+		tell()
+	}
 }
