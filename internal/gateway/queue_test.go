@@ -132,8 +132,15 @@ func (q *queueRig) ask(name string, header ...string) <-chan reply {
 }
 
 func (q *queueRig) askAs(ctx context.Context, name string, header ...string) <-chan reply {
+	return q.send(ctx, fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, name), header...)
+}
+
+func (q *queueRig) askStream(name string) <-chan reply {
+	return q.send(q.t.Context(), fmt.Sprintf(`{"model":"m","stream":true,"messages":[{"role":"user","content":%q}]}`, name))
+}
+
+func (q *queueRig) send(ctx context.Context, body string, header ...string) <-chan reply {
 	q.t.Helper()
-	body := fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, name)
 	req, err := http.NewRequestWithContext(ctx, "POST", "http://"+q.addr+chatPath, strings.NewReader(body))
 	if err != nil {
 		q.t.Fatal(err)
@@ -168,13 +175,19 @@ func (q *queueRig) status() flow.Status {
 // waiting waits until so many requests are in the queue.
 func (q *queueRig) waiting(n int) {
 	q.t.Helper()
+	q.until(fmt.Sprint(n, " wait"), func() bool { return q.status().Requests == n })
+}
+
+// until asks again and again, as an operator would.
+func (q *queueRig) until(what string, ok func() bool) {
+	q.t.Helper()
 	look, over := time.NewTicker(time.Millisecond), time.After(10*time.Second)
 	defer look.Stop()
-	for q.status().Requests != n {
+	for !ok() {
 		select {
 		case <-look.C:
 		case <-over:
-			q.t.Fatalf("%d wait, want %d", q.status().Requests, n)
+			q.t.Fatalf("%s: waited in vain; %+v", what, q.status())
 		}
 	}
 }
@@ -276,6 +289,7 @@ func TestRefusalsOfTheQueue(t *testing.T) {
 		"the queue is full":   {flow: "{max_concurrency: 1, queue: {max_requests: 1}}", queue: []string{"a"}, status: 429, code: inference.QueueFull},
 		"too many bytes":      {flow: "{max_concurrency: 1, queue: {max_bytes: 1KiB}}", queue: []string{strings.Repeat("x", 900)}, header: []string{"X-Long", "1"}, status: 429, code: inference.QueueFull},
 		"batch, half full":    {flow: "{max_concurrency: 1, queue: {max_requests: 2}}", queue: []string{"a"}, header: []string{"X-Llm-D-Inference-Objective", "batch"}, status: 429, code: inference.Shed},
+		"can't begin in time": {flow: "{max_concurrency: 1}", queue: []string{strings.Repeat("word ", 20_000)}, header: []string{"X-Slo-Ttft-Ms", "2000"}, status: 429, code: inference.Shed},
 		"the gateway stops":   {flow: "{max_concurrency: 1}", then: (*queueRig).drain, status: 503, code: inference.ShuttingDown},
 		"the pool is deleted": {flow: "{max_concurrency: 1}", then: (*queueRig).deletePool, status: 503, code: inference.NoEndpoints},
 		"gives way":           {flow: "{max_concurrency: 1, queue: {max_requests: 1}}", then: func(q *queueRig) { q.ask("urgent", "Headgate-Objective", "interactive") }, status: 429, code: inference.QueueFull},
@@ -360,6 +374,38 @@ func TestARetryGoesBeforeThoseWhoWait(t *testing.T) {
 			if r := <-c; r.status != 200 {
 				t.Errorf("got %+v", r)
 			}
+		}
+	}
+	q.idle()
+}
+
+// An engine gets what keeps it busy for a moment, and the rest waits where it can
+// still be overtaken. By what is assumed of an engine of which nothing is known,
+// 1000 tokens are a tenth of a second.
+func TestAnEngineGetsLittleAhead(t *testing.T) {
+	q := newQueueRig(t, 1, "{}")
+	text := strings.Repeat("word ", 800)
+	var answers []<-chan reply
+	for i := range 20 {
+		answers = append(answers, q.askStream(fmt.Sprint(i, " ", text)))
+	}
+	early := []*served{q.slow[0].next(t)}
+	q.until("all have come", func() bool { return q.status().Bands[0].Counts.Arrived == 20 })
+	for range 20 - 1 - q.status().Requests {
+		early = append(early, q.slow[0].next(t))
+	}
+	if n := len(early); n < 2 || n > 5 {
+		t.Errorf("the engine got %d of 20 at once, want 2 to 5", n)
+	}
+	for _, s := range early {
+		s.answer(200)
+	}
+	for range 20 - len(early) {
+		q.slow[0].next(t).answer(200)
+	}
+	for _, a := range answers {
+		if got := <-a; got.status != 200 {
+			t.Errorf("got %+v", got)
 		}
 	}
 	q.idle()

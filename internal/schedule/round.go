@@ -174,13 +174,29 @@ func (b *Book) roomOf(now time.Time, a *account) room {
 		a.opens = crowdLook
 		return busy
 	}
-	if limits.Prefill > 0 {
+	if limits.Prefill > 0 && b.foreseen(a) {
 		most := limits.Prefill.Seconds() * min((1-slow)/(1-crowdEase), 1)
 		if a.opens = a.ahead(at) - most; a.opens >= 0 {
 			return busy
 		}
 	}
 	return roomy
+}
+
+// foreseen reports whether it is known when the pending prefill of an endpoint will
+// be done. Of answers that come whole nobody tells when their prompts were computed.
+// As long as no stream has shown how fast the engines are, such prompts don't
+// count: an engine faster than what is assumed would be held down to that.
+func (b *Book) foreseen(a *account) bool {
+	if b.line != (cost.Line{}) {
+		return true
+	}
+	for _, r := range a.pending {
+		if r.streams {
+			return true
+		}
+	}
+	return false
 }
 
 // slow is how near an endpoint's streams are to being crowded: 1 is the limit.

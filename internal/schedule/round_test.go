@@ -210,6 +210,37 @@ func TestWhatHasRoom(t *testing.T) {
 	})
 }
 
+// Answers that come whole tell nothing of prefill, so a pool that has only those is
+// not held down to the speed that is assumed of engines. Streams do tell.
+func TestWholeAnswersAloneDoNotCloseAnEndpoint(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{Prefill: 250 * time.Millisecond}), newPool(1)
+	wholes := func(from, n int) (taken int) {
+		round := b.Begin(start, pool)
+		defer round.End()
+		for ; taken < n && round.Room(); taken++ {
+			ask := prompt(from+taken, 0, 4000) // 0.4 s
+			ask.Stream = false
+			if !round.Bid(&ask).Open {
+				break
+			}
+			round.Take(&ask)
+		}
+		return taken
+	}
+	if n := wholes(0, 50); n != 50 {
+		t.Errorf("%d of 50 went", n)
+	}
+	r := place(t, b, start, pool, prompt(99, 0, 4000))
+	if n := wholes(100, 1); n != 0 {
+		t.Error("one went beside a stream that waits")
+	}
+	r.FirstOutput(start.Add(400 * time.Millisecond))
+	place(t, b, start.Add(800*time.Millisecond), pool, prompt(98, 0, 4000)).FirstOutput(start.Add(1200 * time.Millisecond))
+	if n := wholes(200, 9); n > 1 {
+		t.Errorf("%d went, and by what streams took 0.4 s each are pending", n)
+	}
+}
+
 // An engine that said that it is full and then says nothing any more is looked at
 // again when its word is too old.
 func TestAScrapeOutageDoesNotHaltAPool(t *testing.T) {
