@@ -12,8 +12,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -298,4 +300,62 @@ func TestNamesThatMakeNoSenseAreAnError(t *testing.T) {
 	if err == nil {
 		t.Error("taken")
 	}
+}
+
+// BenchmarkScrape is one question and its answer over loopback, with a page as
+// vLLM writes it. What the answering side costs is in it.
+func BenchmarkScrape(b *testing.B) {
+	text, err := os.ReadFile("../engine/testdata/vllm_0.32_busy.txt")
+	if err != nil {
+		b.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	answer := []byte(page(string(text)))
+	var server sync.WaitGroup
+	server.Go(func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		for in := bufio.NewReader(c); ; {
+			if _, err := http.ReadRequest(in); err != nil {
+				return
+			}
+			if _, err := c.Write(answer); err != nil {
+				return
+			}
+		}
+	})
+	conn, err := upstream.New(upstream.Config{URL: &url.URL{Scheme: "http", Host: l.Addr().String()}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	reader, err := engine.NewReader(engine.Unknown, engine.Names{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	w := &watch{conn: conn, config: Config{Timeout: time.Minute}, reader: reader, paths: []string{usualPath}, buffer: make([]byte, chunk)}
+	b.ReportAllocs()
+	began := cpuTime(b)
+	for b.Loop() {
+		if r := w.ask(b.Context()); r.Err != nil {
+			b.Fatal(r.Err)
+		}
+	}
+	b.ReportMetric(float64(cpuTime(b)-began)/float64(b.N), "cpu-ns/op")
+	conn.Close()
+	_ = l.Close()
+	server.Wait()
+}
+
+func cpuTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
