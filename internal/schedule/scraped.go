@@ -110,7 +110,7 @@ func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
 	case !r.answeredAt.IsZero() && s.At.Sub(r.answeredAt) >= settled,
 		!r.workingAt.IsZero() && s.At.Sub(r.workingAt) >= longestStep:
 		r.doubt = frozen
-	case s.Queued.Known && s.Running.Known && load < float64(a.since(b.seconds(s.At)-settled.Seconds())):
+	case s.Queued.Known && s.Running.Known && contradicts(load, float64(a.since(b.seconds(s.At)-settled.Seconds()))):
 		r.doubt = contradicted
 	default:
 		// What came or went while the engine was asked may be in its metrics or
@@ -129,6 +129,11 @@ func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
 		a.adapters.use(name, at)
 	}
 }
+
+// contradicts reports whether an engine that has own requests can report so few.
+// Some may have ended there a moment ago and not here, and a client that reads
+// slowly keeps its request open longer than its engine.
+func contradicts(load, own float64) bool { return load+1+own/4 < own }
 
 // since is how many of the requests in flight were there at a time already.
 func (t *traffic) since(at float64) int {

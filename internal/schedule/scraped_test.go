@@ -219,6 +219,10 @@ func TestMetricsBelowOwnCountsAreNotBelieved(t *testing.T) {
 	if r := b.Reported(start.Add(500*time.Millisecond), id); r.Doubt != "" {
 		t.Errorf("the requests may be too new to show: %+v", r)
 	}
+	says(b, start.Add(1500*time.Millisecond), id, 1, 4, 1)
+	if r := b.Reported(start.Add(1500*time.Millisecond), id); r.Doubt != "" || r.Others != 0 {
+		t.Errorf("three may have ended there and not here yet: %+v", r)
+	}
 	says(b, start.Add(2*time.Second), id, 0, 0, 1)
 	if r := b.Reported(start.Add(2*time.Second), id); r.Doubt != "contradicted" || r.Queued.Known {
 		t.Errorf("eight requests are there for two seconds: %+v", r)
