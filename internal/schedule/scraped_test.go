@@ -263,27 +263,29 @@ func TestGatewaysThatScrapeShareEngines(t *testing.T) {
 		{"long requests", 4 * time.Second, 0.85},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var blind, seeing time.Duration
-			for seed := range uint64(4) {
-				blind += meanWait(t, c.took, seed, false) / 4
-				seeing += meanWait(t, c.took, seed, true) / 4
-			}
-			t.Logf("mean wait %v without metrics, %v with", blind, seeing)
-			if float64(seeing) > c.atMost*float64(blind) {
-				t.Errorf("requests wait %v with metrics, %v without", seeing, blind)
+			for _, profile := range []string{"cost", "least_load"} {
+				var blind, seeing time.Duration
+				for seed := range uint64(4) {
+					blind += meanWait(t, profile, c.took, seed, false) / 4
+					seeing += meanWait(t, profile, c.took, seed, true) / 4
+				}
+				t.Logf("%s: mean wait %v without metrics, %v with", profile, blind, seeing)
+				if float64(seeing) > c.atMost*float64(blind) {
+					t.Errorf("%s: requests wait %v with metrics, %v without", profile, seeing, blind)
+				}
 			}
 		})
 	}
 }
 
 // meanWait has four gateways share four engines at 85 % of what these can do.
-func meanWait(t *testing.T, took time.Duration, seed uint64, scraping bool) time.Duration {
+func meanWait(t *testing.T, profile string, took time.Duration, seed uint64, scraping bool) time.Duration {
 	const engines, gateways, places = 4, 4, 8
 	rnd := rand.New(rand.NewPCG(7, seed))
 	pool := newPool(engines)
 	var books [gateways]*schedule.Book
 	for g := range books {
-		books[g] = profileOf(t, "least_load")
+		books[g] = profileOf(t, profile)
 	}
 	type job struct {
 		book *schedule.Book
