@@ -8,7 +8,9 @@
 // killed, stopped and woken, restarted; links are cut with nftables, in one
 // direction or both, or taken down; a relay holds bytes back. That happens at
 // every point of an answer where the decision changes: TestRounds plays each
-// fault at each point, TestScenarios the stories of the seed document by name.
+// fault at each point, TestScenarios the stories of the seed document by name,
+// TestLlama some of them with llama.cpp's own server, and
+// TestMassDeathIsNoStorm the death of six engines of eight.
 //
 // The judge is internal/sim/check: what clients received and engines logged, by
 // code that shares nothing with the gateway. Beside it stand the journal's
@@ -24,7 +26,7 @@
 // failure prints its command and keeps its folder, with configuration, requests,
 // answers, logs and trace:
 //
-//	go test ./test/netfaults -run 'TestRounds/seed=7/kill/computed' -seed=7
+//	go test ./test/netfaults -run 'TestRounds/seed=7/kill/computed/bare' -seed=7
 //
 // -rounds is how many rounds are played, with seeds counting up from -seed.
 // Nothing waits for time to pass: tests wait for lines of logs, for bytes and for

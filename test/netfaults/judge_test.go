@@ -135,7 +135,9 @@ func (r *run) judge() {
 func (r *run) look(answers []check.Answer) []check.Violation {
 	log := r.log()
 	check.Identify(answers, log)
-	found := check.Fleet(answers, log, &check.Budget{Ratio: 0.2, MinPerSecond: 3, Resends: 1, Lasted: time.Since(r.began)})
+	budget := r.budget
+	budget.Lasted = time.Since(r.began)
+	found := check.Fleet(answers, log, &budget)
 	requests := map[string][]simengine.Entry{}
 	for _, e := range log {
 		requests[e.Request] = append(requests[e.Request], e)

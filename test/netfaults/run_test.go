@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -120,6 +121,8 @@ type run struct {
 	guarded  bool // a guard stands before each engine
 	starts   bool // and has started it
 	relayed  bool // a relay stands before each replica
+	llama    bool // the engines are llama.cpp's server
+	budget   check.Budget
 	replicas []*replica
 	gateways []*process // one per life
 	client   *http.Client
@@ -137,6 +140,7 @@ func newRun(t *testing.T, seed uint64, nodes int) *run {
 	sum := sha256.Sum256([]byte(t.Name()))
 	r := &run{
 		t: t, name: t.Name(), seed: seed, dir: t.TempDir(), journal: "keyed", began: time.Now(),
+		budget: check.Budget{Ratio: 0.2, MinPerSecond: 3, Resends: 1}, // the defaults
 		rnd:    rand.New(rand.NewPCG(seed, uint64(sum[0])<<8|uint64(sum[1]))),
 		lane:   lanes.take(t, nodes+1),
 		client: &http.Client{Transport: &http.Transport{DisableCompression: true}},
@@ -376,13 +380,21 @@ func (b *replica) engine() *process { return b.engines[len(b.engines)-1] }
 
 func (b *replica) guard() *process { return b.guards[len(b.guards)-1] }
 
-// simulated is the command line of the engine.
-func (b *replica) simulated() []string {
-	listen := b.data()
+// command is the command line of the engine, and what it writes when it is ready.
+func (b *replica) command() (args []string, ready string) {
+	host, port := b.node.addr, dataPort
 	if b.run.guarded {
-		listen = fmt.Sprintf("127.0.0.1:%d", enginePort)
+		host, port = "127.0.0.1", enginePort
 	}
-	return []string{os.Getenv(programEnv), "sim", "--name", b.name, "--listen", listen, "--log", "-", "--preset", "instant"}
+	if b.run.llama {
+		return []string{
+			os.Getenv(llamaEnv), "-m", os.Getenv(modelEnv), "-a", "sim", "--host", host, "--port", strconv.Itoa(port),
+			"-c", "8192", "-np", "2", "-t", "1", "--poll", "0", "--no-webui", "--jinja",
+		}, fmt.Sprintf("listening on http://%s:%d", host, port)
+	}
+	return []string{
+		os.Getenv(programEnv), "sim", "--name", b.name, "--listen", fmt.Sprintf("%s:%d", host, port), "--log", "-", "--preset", "instant",
+	}, "engine " + b.name + " on "
 }
 
 // launchGuard starts a life of the guard, whose clock may be another than the
@@ -396,7 +408,8 @@ func (b *replica) launchGuard() error {
 		"--lock-dir", filepath.Join(dir, "lock-"+b.name), "--log-level", "debug",
 	}
 	if b.run.starts {
-		args = append(append(args, "--"), b.simulated()...)
+		engine, _ := b.command()
+		args = append(append(args, "--"), engine...)
 	}
 	p, err := b.node.start("guard "+b.name, filepath.Join(dir, fmt.Sprintf("guard-%s.%d.log", b.name, len(b.guards))), args...)
 	if err != nil {
@@ -411,7 +424,8 @@ func (b *replica) launchGuard() error {
 
 // launch starts a life of the engine.
 func (b *replica) launch() error {
-	p, err := b.node.start("engine "+b.name, filepath.Join(b.run.dir, fmt.Sprintf("engine-%s.%d.log", b.name, len(b.engines))), b.simulated()...)
+	args, _ := b.command()
+	p, err := b.node.start("engine "+b.name, filepath.Join(b.run.dir, fmt.Sprintf("engine-%s.%d.log", b.name, len(b.engines))), args...)
 	if err != nil {
 		return err
 	}
@@ -422,7 +436,8 @@ func (b *replica) launch() error {
 
 // await waits until the newest life listens.
 func (b *replica) await() error {
-	err := b.engine().await(func(line string) bool { return strings.HasPrefix(line, "engine "+b.name+" on ") })
+	_, ready := b.command()
+	err := b.engine().await(func(line string) bool { return strings.Contains(line, ready) })
 	if err != nil {
 		return fmt.Errorf("engine %s: %w: %s", b.name, err, strings.Join(b.engine().all, "\n"))
 	}
@@ -609,6 +624,7 @@ type ask struct {
 	pad    int // bytes of the prompt
 	fault  string
 	key    string // Idempotency-Key
+	more   map[string]any
 }
 
 func (q ask) content() string {
@@ -619,6 +635,7 @@ func (q ask) content() string {
 	} else {
 		m["messages"] = []any{map[string]string{"role": "user", "content": text}}
 	}
+	maps.Copy(m, q.more)
 	b, err := json.Marshal(m)
 	if err != nil {
 		panic(err) // not reached: these values always encode

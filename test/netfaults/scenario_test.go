@@ -109,6 +109,13 @@ func wakeUp(t *testing.T) {
 func linkCut(t *testing.T, stream bool, ways func(*replica) []way, proof string) {
 	f := faultNamed("cut")
 	f.strike = func(s *story) { s.cut(true, true, ways(s.victim)...) }
+	f.mend = func(s *story) {
+		// Only the guard can have told the engine to stop: the cut lasts.
+		s.awaitEntry("the old engine to be at its end", func(e simengine.Entry) bool {
+			return e.Engine == s.victim.name && (e.Event == simengine.EventAborted || e.Event == simengine.EventFinished) && e.Request == s.asked.Request
+		})
+		s.heal()
+	}
 	s := play(t, *seedFlag, f, pointNamed("computed"), true, func(s *story) {
 		s.ask = ask{path: "/v1/chat/completions", stream: stream, tokens: 200, n: 1, pad: 4000}
 		s.relayed = true
