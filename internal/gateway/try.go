@@ -354,6 +354,8 @@ func (f *flight) evidence(end *upstream.End) attempt.Event {
 			return stopped()
 		case errors.Is(cause, errProved):
 			return f.proved(<-f.leased.word)
+		case errors.Is(cause, errEngineLost) && unwritten(end):
+			return attempt.Evidence{N: t.n, Kind: attempt.Unwritten}
 		case errors.Is(cause, errEngineLost):
 			return attempt.Evidence{N: t.n, Kind: attempt.ProbesFail}
 		}
@@ -364,10 +366,15 @@ func (f *flight) evidence(end *upstream.End) attempt.Event {
 		return attempt.Broken{Reason: end.Error()}
 	}
 	kind := evidenceOf[end.Cause]
-	if kind == attempt.Unknown && !end.Reused && !end.RequestWritten && !end.ResponseStarted {
+	if kind == attempt.Unknown && unwritten(end) {
 		kind = attempt.Unwritten // no socket to be had, say
 	}
 	return attempt.Evidence{N: t.n, Kind: kind}
+}
+
+// unwritten reports whether the engine can't have the whole request.
+func unwritten(end *upstream.End) bool {
+	return !end.Reused && !end.RequestWritten && !end.ResponseStarted
 }
 
 // stopped ends a request that a shutdown cuts off.
