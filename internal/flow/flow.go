@@ -178,6 +178,9 @@ type Queue struct {
 	empty  bool          // no endpoint was there at the last pump
 	filled time.Duration // when one came after that
 
+	looks  float64 // how many may be passed over now
+	looked time.Duration
+
 	again time.Duration // when a pump may find more than now; 0: not foreseen
 	pace  pace
 	tail  tail
@@ -200,6 +203,7 @@ func New(config Config) *Queue {
 			moved: func(r *Request, at int) { r.inEnds = at },
 		},
 	}
+	q.looks = scanBurst
 	q.Configure(config)
 	return q
 }

@@ -632,6 +632,34 @@ func TestARequestMayWaitForABetterEndpointWhileOthersGo(t *testing.T) {
 	g.want(g.place(1), "prefers a busy one")
 }
 
+// A storm of events does not become a storm of looking.
+func TestLookingIsBoundedWherePumpsAreMany(t *testing.T) {
+	g := newRig(t, flow.Config{})
+	for i := range 1000 {
+		g.queue(fmt.Sprint(i), prompt(5000))
+	}
+	g.fleet.closed = func(prompt int) bool { return prompt == 5000 }
+	g.fleet.places = 1
+	look := func() int {
+		before := g.fleet.passed
+		g.want(g.pump())
+		return g.fleet.passed - before
+	}
+	if n := look(); n != 128 {
+		t.Errorf("a pump passed over %d, want 128", n)
+	}
+	for range 100 {
+		look()
+	}
+	if n := look(); n != 16 {
+		t.Errorf("after 100 pumps at once one passed over %d, want 16", n)
+	}
+	g.now = g.now.Add(100 * time.Millisecond)
+	if n := look(); n != 128 {
+		t.Errorf("a tenth of a second later one passed over %d, want 128", n)
+	}
+}
+
 // Whoever is passed over has had its turn: its flow's next does not take another.
 func TestPassingOverUsesUpAFlowsTurn(t *testing.T) {
 	g := newRig(t, flow.Config{})

@@ -13,6 +13,11 @@ import (
 // room for it.
 const (
 	scanMax = 128 // requests that one pump passes over
+	// Where pumps are many they pass over fewer, so that looking takes a tenth of a
+	// processor or so, and never fewer than that.
+	scanMin   = 16
+	scanRate  = 50_000 // a second
+	scanBurst = 4096
 
 	// holdPrice is how many streams over their target a request may cost, per part
 	// of its time that it has used up over the part that is left.
@@ -104,13 +109,15 @@ func (q *Queue) extend(at time.Duration, r *Request) bool {
 // dispatch goes through the waiting requests in the order in which they are due,
 // while there is room.
 func (q *Queue) dispatch(now time.Time, at time.Duration, fleet Fleet) {
-	for len(q.aside) < scanMax && fleet.Room() {
+	most := q.scans(at)
+	for len(q.aside) < most && fleet.Room() {
 		b := q.turn()
 		if b == nil {
 			break
 		}
 		q.look(now, at, b.ready.top().next.top(), fleet)
 	}
+	q.looks -= float64(len(q.aside))
 	for _, r := range q.aside {
 		f := r.flow
 		f.next.push(r)
@@ -123,6 +130,13 @@ func (q *Queue) dispatch(now time.Time, at time.Duration, fleet Fleet) {
 	}
 	clear(q.aside)
 	q.aside = q.aside[:0]
+}
+
+// scans is how many requests a pump may pass over now.
+func (q *Queue) scans(at time.Duration) int {
+	q.looks = min(q.looks+max(at-q.looked, 0).Seconds()*scanRate, scanBurst)
+	q.looked = at
+	return min(max(int(q.looks), scanMin), scanMax)
 }
 
 // turn is the band whose turn it is: the highest that its reserve is owed to,
