@@ -33,7 +33,7 @@ const kvFull = 0.97
 // gets less prefill at a time, so that it is not closed for long.
 const (
 	crowdedAt = 0.85 // share of the target; what is left is for those that have just begun
-	crowdEase = 0.8  // of that, from where on it gets less
+	crowdEase = 0.4  // of that, from where on it gets less
 
 	// An engine that hardly meets the target with one stream can't be made to by
 	// giving it one at a time. It is crowded at so many times its best pace.
