@@ -36,7 +36,7 @@ var (
 		"internal/attempt/...", "internal/flow/...", "internal/schedule/...", "internal/prefix/...",
 		"internal/route/...", "internal/fleet/...", "internal/dialect/...", "internal/engine/...",
 		"internal/diagnose/...", "internal/simengine/model/...", "internal/lease/...", "internal/guard/roster/...",
-		"internal/mutation/...", "internal/rate/...",
+		"internal/mutation/...", "internal/rate/...", "internal/wake",
 		"plugin/...", "plugins/...",
 	}
 

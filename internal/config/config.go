@@ -596,6 +596,66 @@ type Flow struct {
 
 	// What is set for single priorities.
 	Bands []Band `yaml:"bands"`
+
+	// Whether requests wait while the pool has no engine, and how one is got.
+	ScaleFromZero ScaleFromZero `yaml:"scale_from_zero"`
+}
+
+// ScaleFromZero lets a pool be without engines while nobody needs them. Engines
+// that can't be reached are then not there yet, and one that starts is not there
+// before its health check is good. Engines are asked for through one of webhook,
+// command and start, or by whoever reads the metrics. Requests that wait count
+// for the limits of the queue.
+type ScaleFromZero struct {
+	// How long a request waits for an engine while the pool has none. A duration
+	// of at least 1s; 0s refuses it at once. Default: 5m where webhook, command or
+	// start is set, else 0s.
+	TTL Duration `yaml:"ttl"`
+
+	// Is told when engines are wanted.
+	Webhook Webhook `yaml:"webhook"`
+
+	// A program with its arguments, which is run when engines are wanted: not by a
+	// shell, and for at most 30s. Its environment has HEADGATE_EVENT (wake or
+	// release), HEADGATE_POOL, HEADGATE_MODEL and HEADGATE_WAITING. Default: none.
+	Command []string `yaml:"command"`
+
+	// After so long without requests webhook and command are told that engines can
+	// go. A duration of at least 1s; 0s never tells.
+	ReleaseAfter Duration `yaml:"release_after"`
+
+	// An engine on this machine that the gateway starts and stops itself.
+	Start Start `yaml:"start"`
+}
+
+// Webhook is sent a POST with JSON: event (wake or release), pool, model,
+// waiting, gateway. A 2xx answer is good. After anything else it is sent again,
+// with growing pauses of up to 30s, as long as requests wait.
+type Webhook struct {
+	// http or https, with path and query.
+	URL HookURL `yaml:"url"`
+
+	// How long one exchange may take. A duration from 1ms to 1m.
+	Timeout Duration `yaml:"timeout"`
+
+	// File whose content is sent as bearer token. A relative path starts at the
+	// configuration file's folder. Default: no Authorization is sent.
+	BearerFile File `yaml:"bearer_file"`
+}
+
+// Start is an engine that runs only while it is needed. The pool has exactly one
+// engine then, in discovery.static.
+type Start struct {
+	// The program with its arguments, not run by a shell. Its output is the
+	// gateway's. On Linux it dies with the gateway. Default: none.
+	Command []string `yaml:"command"`
+
+	// After so long without requests it is stopped. A duration of at least 1s; 0s
+	// never stops it.
+	Idle Duration `yaml:"idle"`
+
+	// How long it may take to end after SIGTERM until it is killed. A duration.
+	StopTimeout Duration `yaml:"stop_timeout"`
 }
 
 // Queue bounds the requests that wait for a pool's engines.

@@ -177,7 +177,7 @@ pools:
       file: engines.yaml
       dns: {name: engines, port: 8000, refresh: {max: 5s}}
     health: {interval: 1s, path: /ping, generate: true, panic_threshold: 0}
-    flow: {max_concurrency: 4, queue: {ttl: 0s}, local_queue: {requests: 0}, order: deadline, bands: [{priority: 10, max_requests: 3, reserve: 0.1}]}
+    flow: {max_concurrency: 4, queue: {ttl: 0s}, local_queue: {requests: 0}, order: deadline, bands: [{priority: 10, max_requests: 3, reserve: 0.1}], scale_from_zero: {webhook: {url: "HTTPS://A/wake?pool=qwen"}, release_after: 1h}}
     executes_tools: true
     credential: {bearer_file: token}
     model_revision: r1
@@ -213,6 +213,7 @@ pools:
 	qwen.Health.Interval, qwen.Health.Path, qwen.Health.Generate, qwen.Health.PanicThreshold = config.Duration(time.Second), "/ping", true, 0
 	qwen.Flow.MaxConcurrency, qwen.Flow.Queue.TTL, qwen.Flow.LocalQueue.Requests, qwen.Flow.Order = 4, 0, 0, "deadline"
 	qwen.Flow.Bands = []config.Band{{Priority: 10, MaxRequests: 3, Reserve: 0.1}}
+	qwen.Flow.ScaleFromZero.Webhook.URL, qwen.Flow.ScaleFromZero.ReleaseAfter = "https://a:443/wake?pool=qwen", config.Duration(time.Hour)
 	qwen.Credential.BearerFile = "token"
 	qwen.ModelRevision = "r1"
 	qwen.CollectMax = 1 << 20
@@ -404,6 +405,18 @@ func TestFlowExampleIsServed(t *testing.T) {
 	checkServes(t, c, "sim")
 	if c.Objectives["interactive"].Priority <= c.Objectives["batch"].Priority {
 		t.Error("interactive requests do not go first")
+	}
+}
+
+func TestScaleExampleIsServed(t *testing.T) {
+	c, err := config.Load("../../examples/scale.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkServes(t, c, "laptop")
+	scale := c.Pools["laptop"].Flow.ScaleFromZero
+	if scale.Wait() != 5*time.Minute || scale.Idle() != 10*time.Minute {
+		t.Errorf("waits %v, and stops it after %v", scale.Wait(), scale.Idle())
 	}
 }
 

@@ -28,7 +28,6 @@ var later = map[reflect.Type][]string{
 	reflect.TypeFor[Journal]():   {"capture"},
 	reflect.TypeFor[Listener]():  {"early_headers", "hostnames"},
 	reflect.TypeFor[Pool]():      {"guard", "targets", "scheduler"},
-	reflect.TypeFor[Flow]():      {"scale_from_zero"},
 	reflect.TypeFor[Discovery](): {"kubernetes"},
 	reflect.TypeFor[Endpoint]():  {"guard"},
 }
@@ -288,7 +287,7 @@ func wanted(v reflect.Value) string {
 		return "a whole number or auto"
 	case *Trust:
 		return "auto, true or false"
-	case *URL:
+	case *URL, *HookURL:
 		return "a URL"
 	case *File:
 		return "a file name"

@@ -76,6 +76,10 @@ func (p *Pool) setDefaults() {
 			LocalQueue: LocalQueue{Prefill: Duration(250 * time.Millisecond), Requests: 2},
 			RefuseAt:   flow.RefuseAtDefault,
 			Order:      OrderArrival,
+			ScaleFromZero: ScaleFromZero{
+				Webhook: Webhook{Timeout: Duration(10 * time.Second)},
+				Start:   Start{Idle: Duration(10 * time.Minute), StopTimeout: Duration(10 * time.Second)},
+			},
 		},
 		CollectMax: 8 << 20,
 		Timeouts: Timeouts{

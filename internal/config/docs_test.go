@@ -134,7 +134,7 @@ func holds(t reflect.Type) string {
 		return "text, secret"
 	case reflect.TypeFor[config.Digest]():
 		return "64 hexadecimal digits"
-	case reflect.TypeFor[config.URL]():
+	case reflect.TypeFor[config.URL](), reflect.TypeFor[config.HookURL]():
 		return "URL"
 	case reflect.TypeFor[config.File]():
 		return "file name"

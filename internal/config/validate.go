@@ -259,6 +259,7 @@ func (k *checker) pool(c *Config, name string) {
 	k.oneOf(path+".guard", p.Guard, GuardRequired, GuardAuto, GuardOff)
 	k.lease(path+".lease", p.Lease)
 	k.flow(c, path+".flow", p.Flow)
+	k.scale(path+".flow.scale_from_zero", p)
 	if p.Credential.BearerFile != "" {
 		if _, err := p.Credential.Bearer(); err != nil {
 			k.problem(path+".credential.bearer_file", "%v", err)

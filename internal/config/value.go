@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -254,6 +255,28 @@ func (u *URL) set(text string) error {
 	}
 	base := &url.URL{Scheme: p.Scheme, Host: net.JoinHostPort(host, strconv.Itoa(n))}
 	*u = URL(fleet.NewEndpoint(base, "").URL)
+	return nil
+}
+
+// HookURL is the address of a webhook: scheme, host, path and query.
+type HookURL string
+
+func (u *HookURL) set(text string) error {
+	p, err := url.Parse(text)
+	if err != nil {
+		return errors.New("is not a URL: write it as http://host:port/path")
+	}
+	switch {
+	case p.Fragment != "" || strings.HasSuffix(text, "#"):
+		return errors.New("must not have a fragment")
+	case p.User != nil:
+		return errors.New("must not hold a user or password: use bearer_file")
+	}
+	var base URL
+	if err := base.set((&url.URL{Scheme: p.Scheme, Host: p.Host}).String()); err != nil {
+		return err
+	}
+	*u = HookURL(string(base) + (&url.URL{Path: cmp.Or(p.Path, "/"), RawPath: p.RawPath, RawQuery: p.RawQuery}).String())
 	return nil
 }
 

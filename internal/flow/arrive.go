@@ -66,6 +66,10 @@ func (q *Queue) admit(at time.Duration, b *band, r *Request, fleet Fleet) *infer
 		if err := q.nowhere(bid, load); err != nil {
 			return err
 		}
+		if until := at + q.config.EmptyTTL; load.Endpoints == 0 && q.config.EmptyTTL > 0 && until < r.ends {
+			// One that comes gives it the usual time from then on.
+			r.ends, r.why = until, inference.QueueTimeout
+		}
 		return q.makeRoom(b, r, load)
 	}
 	r.settled = true
@@ -298,6 +302,10 @@ func errDeadline() *inference.Error {
 
 func errNowhere() *inference.Error {
 	return inference.Errorf(inference.NoEndpoints, "no endpoint of the pool can take the request")
+}
+
+func errNobodyCame(after time.Duration) *inference.Error {
+	return inference.Errorf(inference.NoEndpoints, "the pool has no engine, and none came within %s", after)
 }
 
 func errLate() *inference.Error {

@@ -598,6 +598,18 @@ func TestAPoolWithoutEndpoints(t *testing.T) {
 		g.want(g.pass(59 * time.Second))
 		g.want(g.pass(time.Second), "a:no_endpoints")
 	})
+	t.Run("says so when nobody came, although it might wait longer for its turn", func(t *testing.T) {
+		g := newRig(t, flow.Config{TTL: time.Minute, EmptyTTL: 10 * time.Second})
+		g.fleet.none = true
+		g.queue("a")
+		g.want(g.pass(9 * time.Second))
+		g.queue("b")
+		g.want(g.pass(time.Second), "a:no_endpoints")
+		g.fleet.none = false
+		g.want(g.pump())
+		g.want(g.pass(50 * time.Second))
+		g.want(g.place(1), "b")
+	})
 	t.Run("answers 503 to who waited when the last one went", func(t *testing.T) {
 		g := newRig(t, flow.Config{TTL: time.Second})
 		r := g.queue("a")

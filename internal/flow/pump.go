@@ -74,7 +74,7 @@ func (q *Queue) overdue(at time.Duration, fleet Fleet) {
 			q.refuse(r, q.later(errLate(), fleet.Load()))
 		case q.extend(at, r):
 		case q.empty && q.config.EmptyTTL > 0:
-			q.refuse(r, errNowhere())
+			q.refuse(r, errNobodyCame(q.config.EmptyTTL))
 		default:
 			err := inference.Errorf(inference.QueueTimeout, "the request waited too long for an engine")
 			if q.empty {

@@ -28,6 +28,8 @@ type engine struct {
 	metrics *upstream.Pool          // for scraping; nil if it is not scraped
 	listed  atomic.Pointer[listing] // its models; nil until it told them
 	scraped scraped
+	known   atomic.Bool   // probes have said something of it
+	refused chan struct{} // tells the probes that nothing was found at its address
 
 	mu      sync.Mutex
 	lost    bool
@@ -39,7 +41,7 @@ type engine struct {
 }
 
 func newEngine(conn *upstream.Pool) *engine {
-	return &engine{conn: conn, waiting: map[*try]context.CancelCauseFunc{}}
+	return &engine{conn: conn, waiting: map[*try]context.CancelCauseFunc{}, refused: make(chan struct{}, 1)}
 }
 
 // watch starts what is to be known of the engine all the time. Each of them runs
@@ -56,9 +58,15 @@ func (e *engine) watch(each ...func(context.Context)) {
 
 // probe probes the engine until ctx is done. report is told each change of state.
 func (e *engine) probe(ctx context.Context, c health.Config, header []upstream.Field, report func(inference.Health)) {
-	health.Probe(ctx, e.conn, c, header, e.permit(), func(h inference.Health) {
+	health.Probe(ctx, health.Engine{Conn: e.conn, Header: header, Permit: e.permit(), Lost: e.refused}, c, func(h inference.Health) {
+		// Attempts come with the report that it is there, and must not find it lost.
+		if h != inference.Gone {
+			e.setLost(false)
+		}
 		report(h)
-		e.setLost(h == inference.Gone)
+		if h == inference.Gone {
+			e.setLost(true)
+		}
 	})
 }
 

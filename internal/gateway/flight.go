@@ -107,6 +107,8 @@ func (g *Gateway) newFlight(a *admission, keyed bool, prior *journal.Record) *fl
 // the machine one event and carries out what it decides; when that yields no
 // event of its own, the current attempt goes on until it does.
 func (f *flight) run() {
+	f.pool.sleep.come()
+	defer f.pool.sleep.leave()
 	defer f.end()
 	event := f.reserve(schedule.Ask{})
 	for f.machine.Phase() != inference.Terminal {
@@ -214,6 +216,9 @@ func (f *flight) perform(effect attempt.Effect) attempt.Event {
 		if f.place != nil {
 			f.giveBack() // whoever waits comes after it
 		}
+		if f.neverBegan() {
+			e.Exclude = nil // what comes to its address is another engine
+		}
 		return f.reserve(schedule.Ask{Exclude: e.Exclude, PreferRevision: e.PreferRevision, Retry: true})
 	case attempt.Respond:
 		f.err = e.Err
@@ -258,6 +263,9 @@ func (f *flight) report(e attempt.Report) {
 	f.pool.book.Report(now, schedule.Outcome{
 		Endpoint: e.Endpoint, Verdict: e.Verdict, RetryAfter: e.RetryAfter, Took: now.Sub(f.try.dispatched),
 	})
+	if f.neverBegan() {
+		f.pool.lost(e.Endpoint, f.engine)
+	}
 	if !f.fencing() { // silent tells of those, with their proof
 		f.g.record.Attempt(f.pool.name, e.Verdict, f.lastAttempt().Proof)
 	}
@@ -269,6 +277,9 @@ func (f *flight) askRetry(e attempt.AskRetry) attempt.Event {
 		exclude = append(exclude, a.Endpoint)
 	}
 	err := f.pool.book.Retry(time.Now(), f.pool.now.Load().fleet, schedule.Ask{Model: f.served, Exclude: exclude, Retry: true}, f.req.PromptTokens)
+	if err != nil && err.Code == inference.NoEndpoints && f.neverBegan() {
+		err = nil // it waits for an engine like others, and nothing is computed twice
+	}
 	if err != nil {
 		f.g.record.RetryDenied(f.pool.name, err.Code)
 	}

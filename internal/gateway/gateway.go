@@ -40,6 +40,7 @@ import (
 	"github.com/headgate/headgate/internal/rate"
 	"github.com/headgate/headgate/internal/route"
 	"github.com/headgate/headgate/internal/schedule"
+	"github.com/headgate/headgate/internal/waker"
 )
 
 // Bounds that no setting changes.
@@ -114,6 +115,7 @@ type Gateway struct {
 	// request is either seen by Drain or refused.
 	mu       sync.Mutex
 	draining bool
+	retired  []*waker.Waker // of pools that left, or that have engines always
 	running  sync.WaitGroup
 	cut      context.Context // cancelled when draining has taken too long
 	cutOff   context.CancelFunc
@@ -206,12 +208,16 @@ func (g *Gateway) Reload(c *config.Config) error {
 			return err
 		}
 	}
+	for name, p := range next.pools {
+		p.wakeBy(name, c.Pools[name].Flow.ScaleFromZero)
+	}
 	next.allowances = allowances(time.Now(), c.RateLimits(), old.allowances)
 	g.state.Store(next)
 	for name, p := range old.pools {
 		if next.pools[name] == nil {
 			_ = p.set(nil, nil) // cannot fail without endpoints
 			p.endQueue(inference.NoEndpoints)
+			p.putToBed(p.sleep.waker.Swap(nil))
 		}
 	}
 	return nil
@@ -234,7 +240,8 @@ var errDraining = errors.New("gateway is shutting down")
 
 // Ready reports whether requests are accepted and can be served: not while
 // draining, while the journal fails that every request needs, or while nothing
-// can be reached at any endpoint.
+// can be reached at any endpoint and no pool waits for one: where nobody sends
+// requests, nothing wakes it.
 func (g *Gateway) Ready() bool {
 	g.mu.Lock()
 	draining := g.draining
@@ -243,6 +250,9 @@ func (g *Gateway) Ready() bool {
 		return false
 	}
 	for _, pool := range g.Status() {
+		if pool.Sleeps {
+			return true
+		}
 		for _, s := range pool.Endpoints {
 			if s.Health != inference.Gone && s.Fenceable {
 				return true
@@ -278,6 +288,12 @@ func (g *Gateway) Drain(ctx context.Context) {
 	for _, p := range g.state.Load().pools {
 		p.close()
 	}
+	g.mu.Lock()
+	retired := g.retired
+	g.mu.Unlock()
+	for _, w := range retired {
+		w.Close()
+	}
 	g.lines.close()
 	if g.journalOwn {
 		_ = g.journal.Close() // nothing that is left in memory matters now
@@ -291,6 +307,9 @@ type PoolStatus struct {
 	Guards    map[inference.EndpointID]control.Status // of those that have one
 	Metrics   map[inference.EndpointID]Metrics
 	Queue     flow.Status
+
+	Sleeps bool // it may be without engines, and requests wait for one then
+	Wanted bool // requests wait for one now
 }
 
 // Revisions are the model revisions that the endpoints are known to serve, sorted.
@@ -316,6 +335,7 @@ func (g *Gateway) Status() []PoolStatus {
 		status := PoolStatus{
 			Pool: name, Endpoints: p.book.Status(now, set.fleet), Queue: p.queueStatus(),
 			Guards: map[inference.EndpointID]control.Status{}, Metrics: map[inference.EndpointID]Metrics{},
+			Sleeps: p.sleep.awaits(), Wanted: p.sleep.waker.Load().Wanted(),
 		}
 		for id, e := range set.engines {
 			status.Metrics[id] = e.scraped.metrics()

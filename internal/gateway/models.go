@@ -26,6 +26,7 @@ const (
 	modelsMax    = 4 << 20          // bytes of its list
 	modelsFresh  = 5 * time.Second  // how long a list is good for
 	modelsEvery  = 30 * time.Second // how often it is looked at unasked
+	modelsSoon   = time.Second      // how often where an engine may have come that requests wait for
 	modelsAtOnce = 16               // engines asked at a time
 	knownMax     = 128              // names that an unknown one is compared with
 
@@ -276,6 +277,13 @@ func (m *members) note() {
 	slices.Sort(all.names)
 	all.names = slices.Compact(all.names)
 	m.listed.Store(all)
+}
+
+// forgetModels lets the next look ask the engine, whenever the last one was.
+func (e *engine) forgetModels() {
+	if known := e.listed.Load(); known != nil {
+		e.listed.Store(&listing{models: known.models})
+	}
 }
 
 // listing is what an engine listed, and when.

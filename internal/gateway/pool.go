@@ -75,6 +75,7 @@ type members struct {
 	g     *Gateway
 	book  *schedule.Book
 	queue queue
+	sleep sleep
 	now   atomic.Pointer[endpoints]
 
 	setting sync.Mutex // held while now is replaced
@@ -111,6 +112,7 @@ func newReach(c config.Pool) reach {
 			Timeout:        time.Duration(c.Health.Timeout),
 			UnhealthyAfter: c.Health.UnhealthyAfter,
 			HealthyAfter:   c.Health.HealthyAfter,
+			Starts:         c.Flow.ScaleFromZero.Wait() > 0,
 		},
 		scraping: newScraping(c),
 	}
@@ -190,6 +192,7 @@ func flowConfig(c config.Flow) flow.Config {
 		TTL:              time.Duration(c.Queue.TTL),
 		EarliestDeadline: c.Order == config.OrderDeadline,
 		RefuseAt:         float64(c.RefuseAt),
+		EmptyTTL:         c.ScaleFromZero.Wait(),
 	}
 	for _, b := range c.Bands {
 		f.Bands = append(f.Bands, flow.Band{
@@ -290,11 +293,10 @@ func (m *members) watch(id inference.EndpointID, e *engine, how *reach) {
 		each = append(each,
 			func(ctx context.Context) {
 				e.probe(ctx, how.health, authorizationHeader(how.authorization), func(h inference.Health) {
-					m.book.SetHealth(id, h)
-					m.pump()
+					m.found(ctx, id, e, how, h)
 				})
 			},
-			func(ctx context.Context) { m.lookAtModels(ctx, id, e, how.authorization) })
+			func(ctx context.Context) { m.lookAtModels(ctx, id, e, how) })
 	}
 	if e.metrics != nil {
 		each = append(each, func(ctx context.Context) { m.scrape(ctx, id, e, how) })
@@ -304,18 +306,31 @@ func (m *members) watch(id inference.EndpointID, e *engine, how *reach) {
 	}
 }
 
-// lookAtModels keeps what an engine serves known, until ctx is done.
-func (m *members) lookAtModels(ctx context.Context, id inference.EndpointID, e *engine, authorization string) {
-	every := time.NewTicker(modelsEvery)
-	defer every.Stop()
-	for {
-		look, cancel := context.WithTimeout(ctx, modelsTime)
-		m.modelsOf(look, id, e, authorization)
-		cancel()
+// lookAtModels keeps what an engine serves known, until ctx is done. Of one that
+// has just come it is looked at often while requests wait: it may still be loading
+// what they ask for.
+func (m *members) lookAtModels(ctx context.Context, id inference.EndpointID, e *engine, how *reach) {
+	often := modelsEvery
+	if how.health.Starts {
+		often = modelsSoon
+	}
+	tick := time.NewTicker(often)
+	defer tick.Stop()
+	for last := (time.Time{}); ; {
+		waits := how.health.Starts && m.queue.waiting.Load() > 0
+		if waits {
+			e.forgetModels()
+		}
+		if waits || time.Since(last) >= modelsEvery-often/2 {
+			last = time.Now()
+			look, cancel := context.WithTimeout(ctx, modelsTime)
+			m.modelsOf(look, id, e, how.authorization)
+			cancel()
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-every.C:
+		case <-tick.C:
 		}
 	}
 }
@@ -329,6 +344,7 @@ func authorizationHeader(value string) []upstream.Field {
 
 func (m *members) close() {
 	m.stopQueue()
+	m.sleep.waker.Load().Close()
 	for _, e := range m.now.Load().engines {
 		e.halt()
 		e.conn.Close()

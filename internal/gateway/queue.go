@@ -193,6 +193,7 @@ func (f *flight) reserve(ask schedule.Ask) attempt.Event {
 func (f *flight) wait() attempt.Event {
 	f.step(attempt.Queued{})
 	f.note(journal.Event{Kind: journal.Queued})
+	f.pool.sleep.waker.Load().Waits(f.served)
 	select {
 	case <-f.ticket.ready:
 		return nil

@@ -31,6 +31,8 @@ type Recorder interface {
 	RetryDenied(pool string, reason inference.Code)
 	// RateLimited: a request of a key was refused because of this limit.
 	RateLimited(key, limit string)
+	// Woke: a pool's engines were asked for or let go (event), or it did not go well.
+	Woke(pool, event string, ok bool)
 	// LateChunks: writes that a closed gate stopped.
 	LateChunks(n int)
 }
@@ -46,4 +48,5 @@ func (discard) Attempt(string, inference.Verdict, inference.Proof)        {}
 func (discard) Retry(string, inference.Verdict)                           {}
 func (discard) RetryDenied(string, inference.Code)                        {}
 func (discard) RateLimited(string, string)                                {}
+func (discard) Woke(string, string, bool)                                 {}
 func (discard) LateChunks(int)                                            {}

@@ -225,6 +225,7 @@ type records struct {
 	attempts []string
 	proofs   []string // verdict/proof of each attempt
 	over     []string // key/limit of each that was rate limited
+	woke     []string // pool/event/ok
 	ended    chan struct{}
 }
 
@@ -252,11 +253,21 @@ func (r *records) limited() []string {
 }
 func (r *records) Waited(string, int, time.Duration)              {}
 func (r *records) Predicted(string, time.Duration, time.Duration) {}
-func (r *records) FirstOutput(string, string, time.Duration)      {}
-func (r *records) Gap(string, string, time.Duration)              {}
-func (r *records) Retry(string, inference.Verdict)                {}
-func (r *records) RetryDenied(string, inference.Code)             {}
-func (r *records) LateChunks(int)                                 {}
+func (r *records) Woke(pool, event string, ok bool) {
+	r.mu.Lock()
+	r.woke = append(r.woke, fmt.Sprintf("%s/%s/%v", pool, event, ok))
+	r.mu.Unlock()
+}
+func (r *records) wakes() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.woke)
+}
+func (r *records) FirstOutput(string, string, time.Duration) {}
+func (r *records) Gap(string, string, time.Duration)         {}
+func (r *records) Retry(string, inference.Verdict)           {}
+func (r *records) RetryDenied(string, inference.Code)        {}
+func (r *records) LateChunks(int)                            {}
 
 // wait returns the outcome of the next request to end.
 func (r *records) wait(t *testing.T) string {

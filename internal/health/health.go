@@ -34,6 +34,26 @@ type Config struct {
 	// GenerateEvery is the time between real generations of one token, which
 	// find an engine that is dead behind a live API. 0: none.
 	GenerateEvery time.Duration
+
+	// Starts: the engine may not be there yet. It counts as gone until it is healthy
+	// for the first time, and again after nothing could be reached: one that starts
+	// accepts connections long before it can serve. While it is gone it is probed
+	// at least every startsEvery.
+	Starts bool
+}
+
+// startsEvery is how often it is looked whether an engine is there.
+const startsEvery = 500 * time.Millisecond
+
+// Engine is who is probed. Conn is required.
+type Engine struct {
+	Conn   *upstream.Pool
+	Header []upstream.Field // goes with each probe
+	Permit Permit           // is asked before each generation; nil permits all
+
+	// Lost tells, by each value, that somebody else found the engine gone. It is
+	// probed at once, and what is seen then is reported, whatever was before.
+	Lost <-chan struct{}
 }
 
 // generateTimeout bounds a generation: an engine under load is slow, not dead.
@@ -46,43 +66,47 @@ const answerMax = 1 << 20
 // it, and done is called after it. Where ok is false none may be made now.
 type Permit func() (header []upstream.Field, done func(), ok bool)
 
-// Probe probes an endpoint until ctx is done. report is called with each change
-// of state, from this goroutine. header goes with each probe. permit is asked
-// before each generation; nil permits all.
-func Probe(ctx context.Context, conn *upstream.Pool, c Config, header []upstream.Field, permit Permit, report func(inference.Health)) {
-	p := prober{conn: conn, config: c, header: header, permit: permit, generateAt: time.Now().Add(c.GenerateEvery)}
-	t := tracker{unhealthyAfter: c.UnhealthyAfter, healthyAfter: c.HealthyAfter}
+// Probe probes an engine until ctx is done. report is called with each change of
+// state, from this goroutine; for an engine that Starts with the first state too.
+func Probe(ctx context.Context, e Engine, c Config, report func(inference.Health)) {
+	p := prober{Engine: e, config: c, generateAt: time.Now().Add(c.GenerateEvery)}
+	t := newTracker(c)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	for known := !c.Starts; ; {
 		select {
 		case <-ctx.Done():
 			return
+		case <-e.Lost:
+			t.lost()
+			known = false
+			timer.Reset(0)
+			continue
 		case <-timer.C:
 		}
 		seen := p.look(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if t.observe(seen) {
+		if t.observe(seen) || !known {
 			report(t.state)
 		}
+		known = true
 		// A tenth of jitter keeps gateways that started together apart.
-		timer.Reset(c.Interval + time.Duration(rand.Int64N(int64(c.Interval)/10+1)))
+		interval := t.interval(c.Interval)
+		timer.Reset(interval + time.Duration(rand.Int64N(int64(interval)/10+1)))
 	}
 }
 
 type prober struct {
-	conn       *upstream.Pool
+	Engine
 	config     Config
-	header     []upstream.Field
-	permit     Permit
 	generateAt time.Time
 }
 
 // look probes once.
 func (p *prober) look(ctx context.Context) inference.Health {
-	state, _ := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: p.config.Path, Header: p.header})
+	state, _ := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: p.config.Path, Header: p.Header})
 	if state != inference.Healthy || p.config.GenerateEvery == 0 || time.Now().Before(p.generateAt) {
 		return state
 	}
@@ -98,7 +122,7 @@ func (p *prober) look(ctx context.Context) inference.Health {
 // generate has the engine compute one token. An engine that refuses to, because
 // it serves no completions, is not unhealthy.
 func (p *prober) generate(ctx context.Context) inference.Health {
-	state, body := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: "/v1/models", Header: p.header})
+	state, body := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: "/v1/models", Header: p.Header})
 	model := gjson.GetBytes(body, "data.0.id").Str
 	if state != inference.Healthy || model == "" {
 		return state
@@ -107,9 +131,9 @@ func (p *prober) generate(ctx context.Context) inference.Health {
 	if err != nil {
 		return inference.Healthy // not reached: these values always encode
 	}
-	header := append(p.header[:len(p.header):len(p.header)], upstream.Field{Name: "Content-Type", Value: "application/json"})
-	if p.permit != nil {
-		more, done, ok := p.permit()
+	header := append(p.Header[:len(p.Header):len(p.Header)], upstream.Field{Name: "Content-Type", Value: "application/json"})
+	if p.Permit != nil {
+		more, done, ok := p.Permit()
 		if !ok {
 			return inference.Healthy // as far as can be told
 		}
@@ -124,7 +148,7 @@ func (p *prober) generate(ctx context.Context) inference.Health {
 
 func (p *prober) ask(ctx context.Context, limit time.Duration, req *upstream.Request) (inference.Health, []byte) {
 	req.HeadBy = time.Now().Add(limit)
-	res, end := p.conn.Do(ctx, req)
+	res, end := p.Conn.Do(ctx, req)
 	if end != nil {
 		switch end.Cause {
 		case upstream.Refused, upstream.DNSFailed, upstream.ConnectTimeout, upstream.NoRoute:
@@ -144,14 +168,37 @@ func (p *prober) ask(ctx context.Context, limit time.Duration, req *upstream.Req
 // nothing.
 type tracker struct {
 	unhealthyAfter, healthyAfter int
+	starts                       bool
 
 	state inference.Health
 	last  inference.Health // of the probes in a row
 	row   int
 }
 
+func newTracker(c Config) tracker {
+	t := tracker{unhealthyAfter: c.UnhealthyAfter, healthyAfter: c.HealthyAfter, starts: c.Starts}
+	if c.Starts {
+		t.lost()
+	}
+	return t
+}
+
+// lost notes that the engine is gone, as if it had been seen.
+func (t *tracker) lost() { t.state, t.last, t.row = inference.Gone, inference.Gone, 0 }
+
+// interval is the time until the next probe.
+func (t *tracker) interval(usual time.Duration) time.Duration {
+	if t.starts && t.state == inference.Gone {
+		return min(usual, startsEvery)
+	}
+	return usual
+}
+
 // observe counts one probe and reports whether the state changed.
 func (t *tracker) observe(seen inference.Health) bool {
+	if t.starts && t.state == inference.Gone && seen == inference.Unhealthy {
+		seen = inference.Gone // it is starting
+	}
 	// Unhealthy and gone add up to "not healthy"; the newest says which.
 	if (seen == inference.Healthy) != (t.last == inference.Healthy) {
 		t.row = 0

@@ -47,6 +47,12 @@ func TestStateChangesAfterEnoughProbesInARow(t *testing.T) {
 // probe watches an engine and returns its states as they change.
 func probe(t *testing.T, e *simengine.Engine, c Config) <-chan inference.Health {
 	t.Helper()
+	return probeLost(t, e, c, nil)
+}
+
+// probeLost is probe with somebody who may tell that the engine is gone.
+func probeLost(t *testing.T, e *simengine.Engine, c Config, lost <-chan struct{}) <-chan inference.Health {
+	t.Helper()
 	u, err := url.Parse(e.URL())
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +66,7 @@ func probe(t *testing.T, e *simengine.Engine, c Config) <-chan inference.Health 
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		Probe(ctx, conn, c, nil, nil, func(s inference.Health) { states <- s })
+		Probe(ctx, Engine{Conn: conn, Lost: lost}, c, func(s inference.Health) { states <- s })
 	}()
 	t.Cleanup(func() { cancel(); <-done; conn.Close() })
 	return states
@@ -117,4 +123,60 @@ func TestDeadEngineBehindALiveAPIIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, probe(t, e, c), inference.Unhealthy)
+}
+
+// An engine that starts accepts connections before it serves, and comes and goes.
+func TestAnEngineThatStartsIsGoneUntilItServes(t *testing.T) {
+	e := engine(t)
+	c := quick
+	c.Starts, c.HealthyAfter = true, 1
+	if err := e.Inject("times=3;path=/health;status@head:503:empty"); err != nil {
+		t.Fatal(err)
+	}
+	lost := make(chan struct{})
+	states := probeLost(t, e, c, lost)
+	next := func(want inference.Health) {
+		t.Helper()
+		select {
+		case s := <-states:
+			if s != want {
+				t.Fatalf("got %s, want %s", s, want)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("never %s", want)
+		}
+	}
+	next(inference.Gone)
+	next(inference.Healthy)
+	if err := e.Inject("times=3;path=/health;status@head:503:empty"); err != nil {
+		t.Fatal(err)
+	}
+	next(inference.Unhealthy)
+	next(inference.Healthy)
+	e.Kill()
+	next(inference.Gone)
+	if err := e.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	next(inference.Healthy)
+	// Whoever was told that it is gone is told that it is not.
+	lost <- struct{}{}
+	next(inference.Healthy)
+}
+
+func TestAnEngineThatIsAwaitedIsLookedForOften(t *testing.T) {
+	c := Config{Interval: time.Minute, UnhealthyAfter: 2, HealthyAfter: 1, Starts: true}
+	tr := newTracker(c)
+	if got := tr.interval(c.Interval); got != startsEvery {
+		t.Errorf("every %v", got)
+	}
+	tr.observe(inference.Healthy)
+	if got := tr.interval(c.Interval); got != time.Minute {
+		t.Errorf("every %v when it is there", got)
+	}
+	tr = newTracker(Config{UnhealthyAfter: 1})
+	tr.observe(inference.Gone)
+	if got := tr.interval(time.Minute); got != time.Minute {
+		t.Errorf("every %v where it is not awaited", got)
+	}
 }

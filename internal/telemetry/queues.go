@@ -13,6 +13,7 @@ import (
 type queues struct {
 	status                                func() []gateway.PoolStatus
 	requests, bytes, saturation, outcomes *prometheus.Desc
+	wanted                                *prometheus.Desc
 }
 
 func newQueues(status func() []gateway.PoolStatus) *queues {
@@ -25,17 +26,26 @@ func newQueues(status func() []gateway.PoolStatus) *queues {
 		bytes:      desc("queue_bytes", "Bytes of the bodies of requests that wait."),
 		saturation: desc("pool_saturation", "How much of what the pool can take in time is taken, as a request of this priority finds it; 0 to 1."),
 		outcomes:   desc("flow_outcomes_total", "What became of requests in the queue: dispatched, left (the client did), displaced, or the code of their refusal; retries count again.", "reason"),
+		wanted: prometheus.NewDesc(namespace+"_scale_from_zero_wanted",
+			"1 while requests wait for an engine of a pool that has none, else 0; of pools with scale_from_zero.", []string{"pool"}, nil),
 	}
 }
 
 func (q *queues) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{q.requests, q.bytes, q.saturation, q.outcomes} {
+	for _, d := range []*prometheus.Desc{q.requests, q.bytes, q.saturation, q.outcomes, q.wanted} {
 		ch <- d
 	}
 }
 
 func (q *queues) Collect(ch chan<- prometheus.Metric) {
 	for _, pool := range q.status() {
+		if pool.Sleeps {
+			wanted := 0.0
+			if pool.Wanted {
+				wanted = 1
+			}
+			ch <- prometheus.MustNewConstMetric(q.wanted, prometheus.GaugeValue, wanted, pool.Pool)
+		}
 		for i := range pool.Queue.Bands {
 			b := &pool.Queue.Bands[i]
 			name := band(b.Priority)

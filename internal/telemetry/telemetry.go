@@ -47,6 +47,7 @@ type Metrics struct {
 	retries     *prometheus.CounterVec
 	retryDenied *prometheus.CounterVec
 	rateLimited *prometheus.CounterVec
+	woke        *prometheus.CounterVec
 	lateChunks  prometheus.Counter
 }
 
@@ -69,6 +70,7 @@ func New(version string) *Metrics {
 		retries:     counter("retries_total", "Attempts that were repeated, by why.", "pool", "verdict"),
 		retryDenied: counter("retry_denied_total", "Attempts that might have been repeated and were not, by why.", "pool", "reason"),
 		rateLimited: counter("rate_limited_total", "Requests refused because their API key was over a limit, requests or tokens per minute.", "key", "limit"),
+		woke:        counter("scale_events_total", "How often a pool's engines were asked for (wake) or let go (release), and whether it went well.", "pool", "event", "ok"),
 		lateChunks: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "late_chunks_total", Help: "Writes of attempts that no longer owned their client's answer; all were dropped.",
 		}),
@@ -77,7 +79,7 @@ func New(version string) *Metrics {
 		Namespace: namespace, Name: "build_info", Help: "Always 1; the version is a label.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	m.registry.MustRegister(m.requests, m.firstOutput, m.interOutput, m.waits, m.predictions, m.attempts, m.retries, m.retryDenied, m.rateLimited, m.lateChunks, info,
+	m.registry.MustRegister(m.requests, m.firstOutput, m.interOutput, m.waits, m.predictions, m.attempts, m.retries, m.retryDenied, m.rateLimited, m.woke, m.lateChunks, info,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -168,6 +170,11 @@ func (m *Metrics) RetryDenied(pool string, reason inference.Code) {
 
 // RateLimited implements gateway.Recorder. Keys are those of the configuration.
 func (m *Metrics) RateLimited(key, limit string) { m.rateLimited.WithLabelValues(key, limit).Inc() }
+
+// Woke implements gateway.Recorder.
+func (m *Metrics) Woke(pool, event string, ok bool) {
+	m.woke.WithLabelValues(pool, event, strconv.FormatBool(ok)).Inc()
+}
 
 // LateChunks implements gateway.Recorder.
 func (m *Metrics) LateChunks(n int) { m.lateChunks.Add(float64(n)) }

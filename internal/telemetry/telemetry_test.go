@@ -72,6 +72,26 @@ func TestRefusalsOfKeysAreCountedByLimit(t *testing.T) {
 	}
 }
 
+func TestPoolsThatMayBeEmptySayWhetherTheyAreWanted(t *testing.T) {
+	m := New("test")
+	m.Watch(func() []gateway.PoolStatus {
+		return []gateway.PoolStatus{{Pool: "a", Sleeps: true, Wanted: true}, {Pool: "b", Sleeps: true}, {Pool: "c"}}
+	})
+	m.Woke("a", "wake", false)
+	got := scrape(t, m)
+	for _, want := range []string{
+		`headgate_scale_from_zero_wanted{pool="a"} 1`, `headgate_scale_from_zero_wanted{pool="b"} 0`,
+		`headgate_scale_events_total{event="wake",ok="false",pool="a"} 1`,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	if strings.Contains(got, `wanted{pool="c"}`) {
+		t.Error("has a gauge for a pool that always has engines")
+	}
+}
+
 // OBS-5: an endpoint has its series from the first scrape.
 func TestEndpointsAreThereFromTheFirstScrape(t *testing.T) {
 	m := New("test")

@@ -704,4 +704,5 @@ func (l *ledger) Gap(string, string, time.Duration)              {}
 func (l *ledger) Waited(string, int, time.Duration)              {}
 func (l *ledger) Predicted(string, time.Duration, time.Duration) {}
 func (l *ledger) RateLimited(string, string)                     {}
+func (l *ledger) Woke(string, string, bool)                      {}
 func (l *ledger) LateChunks(int)                                 {}
