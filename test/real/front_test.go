@@ -61,13 +61,48 @@ type routed struct {
 	cached   int    // of them, as the engine says
 }
 
-// complete has a prompt completed at temperature 0.
-func (f *front) complete(prompt string, tokens int) routed {
+func (f *front) body(prompt string, tokens int) []byte {
 	f.t.Helper()
 	body, err := json.Marshal(map[string]any{"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true})
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	return body
+}
+
+// expected is how many tokens of a prompt the gateway takes for cached at an
+// address.
+func (f *front) expected(prompt, address string) int {
+	f.t.Helper()
+	res, err := f.client.Post(f.admin+"/admin/v1/explain?path=/v1/completions", "application/json", bytes.NewReader(f.body(prompt, 1)))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var why struct {
+		Decision struct {
+			Candidates []struct {
+				Endpoint string
+				Cached   int `json:"cached_tokens"`
+			}
+		}
+	}
+	if err := json.NewDecoder(res.Body).Decode(&why); err != nil {
+		f.t.Fatalf("status %d: %v", res.StatusCode, err)
+	}
+	for _, c := range why.Decision.Candidates {
+		if strings.HasSuffix(c.Endpoint, address) {
+			return c.Cached
+		}
+	}
+	f.t.Fatalf("%s is no candidate", address)
+	return 0
+}
+
+// complete has a prompt completed at temperature 0.
+func (f *front) complete(prompt string, tokens int) routed {
+	f.t.Helper()
+	body := f.body(prompt, tokens)
 	req, err := http.NewRequestWithContext(f.t.Context(), http.MethodPost, f.url+"/v1/completions", bytes.NewReader(body))
 	if err != nil {
 		f.t.Fatal(err)
@@ -102,6 +137,20 @@ func (f *front) complete(prompt string, tokens int) routed {
 		}
 	}
 	return out
+}
+
+// twice has a prompt completed until some engine has done so for the second time:
+// its cache was cold, and then warm.
+func (f *front) twice(prompt string, tokens int) (cold, warm routed) {
+	f.t.Helper()
+	first := map[string]routed{}
+	for {
+		got := f.complete(prompt, tokens)
+		if before, ok := first[got.endpoint]; ok {
+			return before, got
+		}
+		first[got.endpoint] = got
+	}
 }
 
 // told is what the admin API says of an endpoint.
