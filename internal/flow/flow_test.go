@@ -499,6 +499,29 @@ func TestShedding(t *testing.T) {
 	})
 }
 
+// Where something else than prefill is what requests wait for, how fast they leave
+// the queue tells how long it takes.
+func TestThePaceOfDispatchesIsBelieved(t *testing.T) {
+	g := newRig(t, flow.Config{RequestsMax: 30, RefuseAt: 0.8})
+	for i := range 30 {
+		g.queue(fmt.Sprint(i), prompt(1)) // prefill is nothing
+	}
+	for range 12 {
+		g.now = g.now.Add(time.Second)
+		if got := g.place(1); len(got) != 1 {
+			t.Fatalf("decided %v", got)
+		}
+	}
+	if _, err, _ := g.arrive("hurry", prompt(1), ttft(10*time.Second)); err == nil || err.Code != inference.Shed ||
+		err.Wait() < 16*time.Second || err.Wait() > 20*time.Second {
+		t.Errorf("18 wait, one a second goes: got %v", err)
+	}
+	r := g.queue("has time", prompt(1), ttft(60*time.Second))
+	if p := r.Predicted(); p < 16*time.Second || p > 20*time.Second {
+		t.Errorf("predicted %v", p)
+	}
+}
+
 func TestWaitingEnds(t *testing.T) {
 	t.Run("by the band's ttl", func(t *testing.T) {
 		g := newRig(t, flow.Config{TTL: time.Minute, Bands: []flow.Band{{Priority: 1, TTL: time.Second}}})
@@ -519,6 +542,17 @@ func TestWaitingEnds(t *testing.T) {
 		if _, err, _ := g.arrive("b", within(-time.Second)); err == nil || err.Code != inference.DeadlineExceeded {
 			t.Errorf("got %v", err)
 		}
+	})
+	t.Run("by the client's deadline, for a retry too", func(t *testing.T) {
+		g := newRig(t, flow.Config{TTL: time.Second})
+		g.fleet.places = 1
+		r, _, _ := g.arrive("a", within(3*time.Second))
+		g.now = g.now.Add(2 * time.Second)
+		g.q.Return(g.now, r)
+		g.want(g.pump()) // its time to wait begins anew
+		g.now = g.now.Add(time.Second)
+		g.fleet.places = 1
+		g.want(g.pump(), "a:deadline_exceeded")
 	})
 	t.Run("because the client left", func(t *testing.T) {
 		g := newRig(t, flow.Config{})

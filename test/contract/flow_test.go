@@ -152,7 +152,7 @@ func TestQueuesAreShown(t *testing.T) {
 func TestABurstOverCapacityIsNoCrashWave(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t, func(x *exchange) {
-		x.sleep(2 * time.Millisecond)
+		x.sleep(20 * time.Millisecond)
 		x.usual()
 	})
 	g := start(t, "pools:\n"+pool("p", "flow: {max_concurrency: 1, queue: {ttl: 250ms}}", e))
@@ -213,13 +213,14 @@ func TestALowBandIsNotStarvedBeyondItsPromise(t *testing.T) {
 				select {
 				case <-over:
 				default:
-					x.sleep(5 * time.Millisecond)
+					x.sleep(20 * time.Millisecond)
 				}
 				x.usual()
 			})
 			g := start(t, twoObjectives+"pools:\n"+pool("p", "flow: {max_concurrency: 1, bands: ["+c.band+"]}", e))
 			var high sync.WaitGroup
-			for range 4 { // one more than a place is always there
+			// Enough for longer than the low band waits, even if none came back.
+			for range 16 {
 				high.Go(func() {
 					for {
 						select {
@@ -231,7 +232,7 @@ func TestALowBandIsNotStarvedBeyondItsPromise(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, "the high band waits", func() bool { return g.queued(t, "100") > 0 })
+			eventually(t, "the high band waits", func() bool { return g.queued(t, "100") > 12 })
 			a := receive(t, "the low band's answer", g.ask(t, "low", "Headgate-Objective", "batch"))
 			if a.status != c.status {
 				t.Errorf("%d %s, want %d", a.status, a.body, c.status)
