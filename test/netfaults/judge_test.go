@@ -96,7 +96,7 @@ func (r *run) finished(id string) record {
 		})
 	})
 	if late != nil {
-		r.t.Errorf("I4: %v: %v %+v\n%s", late, err, rec, r.story())
+		r.t.Errorf("I4: %v: %v %+v\n%s", late, err, rec, r.engineLogs())
 	}
 	return rec
 }
@@ -126,7 +126,7 @@ func (r *run) judge() {
 		r.t.Errorf("%v", v)
 	}
 	if r.t.Failed() {
-		r.t.Log("\n" + r.story())
+		r.t.Log("\n" + r.engineLogs())
 	}
 }
 

@@ -100,7 +100,7 @@ func wakeUp(t *testing.T) {
 		s.stall = 3 * time.Second
 	})
 	if s.late() == 0 {
-		t.Errorf("the old replica said nothing after the client had its answer\n%s", s.story())
+		t.Errorf("the old replica said nothing after the client had its answer\n%s", s.engineLogs())
 	}
 }
 
@@ -130,7 +130,7 @@ func linkCut(t *testing.T, stream bool, ways func(*replica) []way, proof string)
 		return e.Event == simengine.EventAborted && e.Request == s.asked.Request
 	})
 	if !cancelled {
-		t.Errorf("the guard did not cancel its engine's work\n%s", s.story())
+		t.Errorf("the guard did not cancel its engine's work\n%s", s.engineLogs())
 	}
 	took := s.attempts()[1].T.Sub(s.struck)
 	table.measure(fmt.Sprintf("scenario 4, guards, ttl %v: from the cut to the second attempt, fenced by %s", ttl, proof), took)
@@ -147,7 +147,7 @@ func (s *story) answeredBy(n int) {
 	s.t.Helper()
 	got := s.attempts()
 	if len(got) != n || s.asked.Status != http.StatusOK {
-		s.t.Errorf("%d attempts reached engines, want %d; status %d\n%s", len(got), n, s.asked.Status, s.story())
+		s.t.Errorf("%d attempts reached engines, want %d; status %d\n%s", len(got), n, s.asked.Status, s.engineLogs())
 		return
 	}
 	// A resend to the dead engine, which did not reach it, may have a number too.
