@@ -29,7 +29,7 @@ const (
 
 	// untoldMax bounds the ends that wait for a slow stream. Past it the session
 	// is ended: the next one begins with the whole list.
-	untoldMax = 1 << 16
+	untoldMax = 1 << 14
 )
 
 // NewControlServer makes the server of the control stream. Gateways must present

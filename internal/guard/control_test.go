@@ -83,7 +83,7 @@ func TestRevoke(t *testing.T) {
 func TestNothingPassesAnAcknowledgedRevoke(t *testing.T) {
 	r := newRig(t)
 	l, _ := r.attach(gateway, 1)
-	for n := range 50 {
+	for n := range 20 {
 		g := r.grant("req_1", n+1)
 		_, x, body := r.begin(g)
 		wrote := make(chan struct{})
