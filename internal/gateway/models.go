@@ -17,6 +17,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/dialect/openai"
+	kind "github.com/headgate/headgate/internal/engine"
 	"github.com/headgate/headgate/internal/route"
 	"github.com/headgate/headgate/internal/upstream"
 )
@@ -293,13 +294,8 @@ type listing struct {
 }
 
 func listModels(ctx context.Context, conn *upstream.Pool, authorization string) ([]model, bool) {
-	res, end := conn.Do(ctx, &upstream.Request{Method: http.MethodGet, Target: modelsPath, Header: authorizationHeader(authorization)})
-	if end != nil {
-		return nil, false
-	}
-	body, err := io.ReadAll(io.LimitReader(res, modelsMax))
-	_ = res.Close()
-	if err != nil || res.Status != http.StatusOK || !gjson.ValidBytes(body) {
+	body, ok := lookUp(ctx, conn, modelsPath, authorization)
+	if !ok {
 		return nil, false
 	}
 	var list []model
@@ -313,4 +309,29 @@ func listModels(ctx context.Context, conn *upstream.Pool, authorization string) 
 		}
 	}
 	return list, true
+}
+
+// lookUp asks an engine for a document.
+func lookUp(ctx context.Context, conn *upstream.Pool, target, authorization string) ([]byte, bool) {
+	res, end := conn.Do(ctx, &upstream.Request{Method: http.MethodGet, Target: target, Header: authorizationHeader(authorization)})
+	if end != nil {
+		return nil, false
+	}
+	body, err := io.ReadAll(io.LimitReader(res, modelsMax))
+	_ = res.Close()
+	return body, err == nil && res.Status == http.StatusOK && gjson.ValidBytes(body)
+}
+
+// revisionOf asks an engine which revision of its model it serves, if it is of a
+// kind that tells. What a guard says of it goes first.
+func (m *members) revisionOf(ctx context.Context, id inference.EndpointID, e *engine, authorization string) {
+	of := kind.Kind(e.scraped.kind.Load())
+	path := of.RevisionPath()
+	if path == "" || e.line != nil && e.line.Status().Engine.Revision != "" {
+		return
+	}
+	if body, ok := lookUp(ctx, e.conn, path, authorization); ok {
+		m.book.SetRevision(id, of.Revision(body))
+		m.reportRevisions()
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -230,4 +231,24 @@ pools:
 	if len(moved) != 2 {
 		t.Errorf("without a session all went to %v", moved)
 	}
+}
+
+// Engines that tell their model's revision are asked; what is configured goes
+// first, and two of one pool that differ are a mixture.
+func TestEnginesTellTheirRevision(t *testing.T) {
+	tgi := func(sha string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/info" {
+				fmt.Fprintf(w, `{"model_id":"org/m","model_sha":%q}`, sha)
+			}
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	r := &rig{t: t, records: &records{ended: make(chan struct{}, 1)}}
+	r.startYAML(fmt.Sprintf("pools: {p: {engine: tgi, discovery: {static: [{url: %q}, {url: %q}, {url: %q, model_revision: org/m@1}]}}}",
+		tgi("1"), tgi("2"), tgi("3")))
+	r.until("both revisions are known", func() bool {
+		return strings.Join(r.gateway.Status()[0].Revisions(), " ") == "org/m@1 org/m@2"
+	})
 }

@@ -234,6 +234,7 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		}
 		made := newEngine(conn)
 		made.guard = e.Guard
+		made.scraped.kind.Store(int32(how.scraping.Kind)) // until it tells
 		if how.scraping.Interval > 0 {
 			if made.metrics, err = how.scraping.connect(u); err != nil {
 				return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
@@ -325,6 +326,7 @@ func (m *members) lookAtModels(ctx context.Context, id inference.EndpointID, e *
 			last = time.Now()
 			look, cancel := context.WithTimeout(ctx, modelsTime)
 			m.modelsOf(look, id, e, how.authorization)
+			m.revisionOf(look, id, e, how.authorization)
 			cancel()
 		}
 		select {

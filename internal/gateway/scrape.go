@@ -59,7 +59,7 @@ type scraped struct {
 
 // Metrics is how the scraping of an endpoint goes.
 type Metrics struct {
-	Engine   string // its kind, "unknown" if not found out
+	Engine   string // its kind: what it showed, or what was configured; "unknown" if neither
 	Failures uint64 // scrapes that failed
 	Error    string // of the last one, "" if it was good
 }
