@@ -128,24 +128,24 @@ func (a *asked) readAll(from io.Reader) error {
 	}
 }
 
-// tokens waits until the client has so many tokens.
-func (r *run) tokens(a *asked, n int) {
+// has waits until a text is in what the client has got, so many times.
+func (r *run) has(a *asked, text string, times int) {
 	r.t.Helper()
 	late := time.NewTimer(patience)
 	defer late.Stop()
 	for {
 		a.mu.Lock()
-		have, more := bytes.Count(a.got, []byte("·")), a.more
+		have, more := bytes.Count(a.got, []byte(text)), a.more
 		a.mu.Unlock()
-		if have >= n {
+		if have >= times {
 			return
 		}
 		select {
 		case <-more:
 		case <-a.done:
-			r.t.Fatalf("the answer is over with %d tokens of %d: %d %v %s\n%s", have, n, a.Status, a.Err, a.Body, r.engineLogs())
+			r.t.Fatalf("the answer is over with %d of %d %q: %d %v %s\n%s", have, times, text, a.Status, a.Err, a.Body, r.engineLogs())
 		case <-late.C:
-			r.t.Fatalf("%d tokens of %d within %v\n%s", have, n, patience, r.engineLogs())
+			r.t.Fatalf("%d of %d %q within %v\n%s", have, times, text, patience, r.engineLogs())
 		}
 	}
 }

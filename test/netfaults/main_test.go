@@ -36,11 +36,12 @@ const together = 8
 
 // What the tests use and the process inside the namespaces is told.
 const (
-	insideEnv  = "HEADGATE_NETFAULTS_INSIDE" // the folder that goes with the process
-	keptEnv    = "HEADGATE_NETFAULTS_KEPT"   // the folder for what stays
-	programEnv = "HEADGATE_NETFAULTS_PROGRAM"
-	llamaEnv   = "HEADGATE_NETFAULTS_LLAMA"
-	modelEnv   = "HEADGATE_NETFAULTS_MODEL"
+	insideEnv   = "HEADGATE_NETFAULTS_INSIDE" // the folder that goes with the process
+	keptEnv     = "HEADGATE_NETFAULTS_KEPT"   // the folder for what stays
+	revisionEnv = "HEADGATE_NETFAULTS_REVISION"
+	programEnv  = "HEADGATE_NETFAULTS_PROGRAM"
+	llamaEnv    = "HEADGATE_NETFAULTS_LLAMA"
+	modelEnv    = "HEADGATE_NETFAULTS_MODEL"
 )
 
 // The main goroutine keeps the main thread, whose network namespace is what
@@ -93,7 +94,8 @@ func enter() (int, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return 1, fmt.Errorf("%w\n%s", err, out)
 	}
-	env := append(os.Environ(), insideEnv+"="+dir, programEnv+"="+program, keptEnv+"="+os.TempDir(), "TMPDIR="+dir)
+	revision, _ := exec.Command("git", "describe", "--always", "--dirty").Output() // unknown where there is no git
+	env := append(os.Environ(), revisionEnv+"="+strings.TrimSpace(string(revision)), insideEnv+"="+dir, programEnv+"="+program, keptEnv+"="+os.TempDir(), "TMPDIR="+dir)
 	for name, args := range map[string][]string{llamaEnv: {"llama.sh"}, modelEnv: {"model.sh", "slow"}} {
 		path, err := exec.Command("../deps/"+args[0], args[1:]...).Output()
 		if err != nil {

@@ -14,7 +14,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -114,11 +113,7 @@ func (r *run) end() {
 
 // keep moves the run's folder to where it stays.
 func (r *run) keep() (string, error) {
-	revision, err := exec.Command(os.Getenv(programEnv), "version").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("version: %w: %s", err, revision)
-	}
-	about := fmt.Sprintf("run: %s\nseed: %d\nrevision: %s\n\n%s\n", r.name, r.seed, revision, strings.Join(r.told, "\n"))
+	about := fmt.Sprintf("run: %s\nseed: %d\nrevision: %s\n\n%s\n", r.name, r.seed, os.Getenv(revisionEnv), strings.Join(r.told, "\n"))
 	for _, a := range r.asked {
 		about += fmt.Sprintf("\n%s %s, fault %q, key %q\n%s\n-> %d %v\n%s\n", a.path, a.Tag, a.fault, a.key, clip(a.body), a.Status, a.Err, a.Body)
 	}

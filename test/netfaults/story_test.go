@@ -121,11 +121,14 @@ func (s *story) reach() {
 		s.must(e.stop())
 	}
 	if s.begun() {
-		have := 1
-		if s.point.name != "first" {
-			have = s.ask.tokens*s.ask.n - 1
+		switch all := s.ask.tokens * s.ask.n; s.point.name {
+		case "first":
+			s.has(s.asked, "·", 1)
+		case "last":
+			s.has(s.asked, "·", all-1)
+		default:
+			s.has(s.asked, `"finish_reason":"`, s.ask.n)
 		}
-		s.tokens(s.asked, have)
 	}
 	s.tell("replica %s is at %s, stream %v", s.victim.name, s.point.name, s.ask.stream)
 }
