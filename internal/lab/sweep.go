@@ -176,9 +176,14 @@ func (s *Sweep) seed(ctx context.Context, w *Workload, cell Cell) ([]trial, erro
 	return trials, nil
 }
 
+// kneeStep is the distance of the loads that a search brackets.
+const kneeStep = 1.25
+
 // knee is the largest load with Attainment, by bisection of its logarithm to two
-// per cent and a straight line at the end.
+// per cent and a straight line at the end. Brackets are of one grid per workload,
+// so what is found does not hang on the guess, which is another policy's knee.
 func knee(w *Workload, c Cell, p Policy, guess float64) (float64, error) {
+	guess = min(w.guess*math.Pow(kneeStep, math.Round(math.Log(guess/w.guess)/math.Log(kneeStep))), w.loadMax)
 	var failed error
 	good := func(load float64) float64 {
 		r, err := run(w, c, p, load)
@@ -195,13 +200,13 @@ func knee(w *Workload, c Cell, p Policy, guess float64) (float64, error) {
 			if lo, atLo = hi, atHi; lo >= w.loadMax {
 				return w.loadMax, failed
 			}
-			hi = min(w.loadMax, lo*1.25)
+			hi = min(w.loadMax, lo*kneeStep)
 			atHi = good(hi)
 		}
 	} else {
 		for atLo < Attainment {
 			hi, atHi = lo, atLo
-			if lo /= 1.3; lo < guess*0.02 {
+			if lo /= kneeStep; lo < guess*0.02 {
 				return lo, failed
 			}
 			atLo = good(lo)
