@@ -155,17 +155,17 @@ func (r *Round) survey() {
 // a missing or stale scrape neither stops a pool nor floods it. An endpoint with
 // nothing in flight always has room.
 func (b *Book) roomOf(now time.Time, a *account) room {
-	limits, s := &b.config.Limits, &a.scraped
-	says := limits.Waiting > 0 && len(a.pending) > 0 && s.believed(now, b.config.ScrapeStale)
+	limits := &b.config.Limits
 	a.opens = math.Inf(1)
 	switch {
 	case limits.Concurrency > 0 && a.inflight >= limits.Concurrency:
 		return full
 	case a.inflight == 0:
 		return roomy
-	case says && s.Queued.Known && s.Queued.V >= float64(limits.Waiting),
-		says && s.KVUsage.Known && s.KVUsage.V >= kvFull:
-		a.opens = s.At.Add(b.config.ScrapeStale).Sub(now).Seconds() // nobody may ask again
+	case limits.Waiting > 0 && b.saysFull(now, a):
+		a.opens = a.scraped.At.Add(b.config.ScrapeStale).Sub(now).Seconds() // nobody may ask again
+		return full
+	case limits.Prefill > 0 && len(a.pending) >= pendingMax:
 		return full
 	}
 	at := b.seconds(now)
@@ -183,12 +183,48 @@ func (b *Book) roomOf(now time.Time, a *account) room {
 	return roomy
 }
 
+// pendingMax bounds the prompts without a first output on one endpoint, however
+// short they are: a step computes about as many, and all that came while others
+// seemed full would otherwise go to one.
+const pendingMax = 64
+
+// growBy is how many requests an engine may get more than it had when it said that
+// none waits, or as many again if that is more.
+const growBy = 32
+
+// saysFull reports whether the engine's own metrics close it. What has ended since
+// it was asked has made room, and of streams that have begun none waits any more;
+// so its word holds while it can still be true, and no longer. Of answers that come
+// whole nothing else is known: there its word that nobody waits is good for some
+// more requests only.
+func (b *Book) saysFull(now time.Time, a *account) bool {
+	s, foreseen := &a.scraped, b.foreseen(a)
+	if foreseen && len(a.pending) == 0 || !s.believed(now, b.config.ScrapeStale) {
+		return false
+	}
+	if s.KVUsage.Known && s.KVUsage.V >= kvFull {
+		return true
+	}
+	if !s.Queued.Known {
+		return false
+	}
+	most := float64(b.config.Limits.Waiting)
+	if s.Queued.V < most {
+		return !foreseen && a.inflight >= s.own+max(s.own, growBy)
+	}
+	waiting := s.Queued.V + float64(a.inflight-s.own)
+	if foreseen {
+		waiting = min(waiting, float64(len(a.pending)))
+	}
+	return waiting >= most
+}
+
 // foreseen reports whether it is known when the pending prefill of an endpoint will
 // be done. Of answers that come whole nobody tells when their prompts were computed.
 // As long as no stream has shown how fast the engines are, such prompts don't
 // count: an engine faster than what is assumed would be held down to that.
 func (b *Book) foreseen(a *account) bool {
-	if b.line != (cost.Line{}) {
+	if b.line != (cost.Line{}) || a.lastFirst >= 0 {
 		return true
 	}
 	for _, r := range a.pending {

@@ -163,7 +163,48 @@ func TestWhatHasRoom(t *testing.T) {
 		}, true},
 		"some wait in the engine": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
 			place(t, b, start, pool, prompt(0, 0, 100))
+			place(t, b, start, pool, prompt(1, 0, 100))
+			b.Asking(id)
 			b.SetScraped(id, schedule.Scraped{At: start, Queued: known(2)})
+		}, false},
+		"some waited, and have begun": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			r := place(t, b, start, pool, prompt(0, 0, 100))
+			place(t, b, start, pool, prompt(1, 0, 100))
+			b.Asking(id)
+			b.SetScraped(id, schedule.Scraped{At: start, Queued: known(2)})
+			r.FirstOutput(start)
+		}, true},
+		"some waited, and have ended": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			ask := prompt(0, 0, 100)
+			ask.Stream = false
+			r := place(t, b, start, pool, ask)
+			place(t, b, start, pool, ask)
+			b.Asking(id)
+			b.SetScraped(id, schedule.Scraped{At: start, Queued: known(2)})
+			r.Release()
+		}, true},
+		"whole answers, and none waited some time ago": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			ask := prompt(0, 0, 100)
+			ask.Stream = false
+			b.Asking(id)
+			b.SetScraped(id, schedule.Scraped{At: start, Queued: known(0)})
+			for range 31 {
+				place(t, b, start, pool, ask)
+			}
+		}, true},
+		"many whole answers, and none waited some time ago": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			ask := prompt(0, 0, 100)
+			ask.Stream = false
+			b.Asking(id)
+			b.SetScraped(id, schedule.Scraped{At: start, Queued: known(0)})
+			for range 32 {
+				place(t, b, start, pool, ask)
+			}
+		}, false},
+		"very many short prompts that have not begun": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
+			for range 64 {
+				place(t, b, start, pool, prompt(0, 0, 1))
+			}
 		}, false},
 		"its memory is full": {func(b *schedule.Book, pool *fleet.Pool, id inference.EndpointID) {
 			place(t, b, start, pool, prompt(0, 0, 100))
@@ -247,6 +288,7 @@ func TestAScrapeOutageDoesNotHaltAPool(t *testing.T) {
 	b, pool := limited(t, standard.Default, schedule.Limits{Prefill: time.Minute, Waiting: 2}), newPool(1)
 	id := pool.Endpoints[0].ID
 	place(t, b, start, pool, prompt(0, 0, 100_000))
+	place(t, b, start, pool, prompt(1, 0, 100_000))
 	b.Asking(id)
 	b.SetScraped(id, schedule.Scraped{At: start, Queued: plugin.Value{V: 2, Known: true}})
 	round := b.Begin(start, pool)
