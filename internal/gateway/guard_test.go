@@ -197,7 +197,7 @@ func TestGuardedFailureIsRepeatedOnProof(t *testing.T) {
 // After the first delta there is no retry, whatever is proved.
 func TestGuardedFailureAfterOutputEndsTheStream(t *testing.T) {
 	r, _ := newGuardedRig(t, 2, "")
-	got := r.stream("attempt=1;rst@token:2")
+	got := r.stream("attempt=1;fin@token:2")
 	if got.status != 200 || got.code() != "upstream_decode_interrupted" {
 		t.Errorf("got %d %s", got.status, got.body)
 	}

@@ -27,7 +27,6 @@ const (
 	modelsMax    = 4 << 20          // bytes of its list
 	modelsFresh  = 5 * time.Second  // how long a list is good for
 	modelsEvery  = 30 * time.Second // how often it is looked at unasked
-	modelsSoon   = time.Second      // how often where an engine may have come that requests wait for
 	modelsAtOnce = 16               // engines asked at a time
 	knownMax     = 128              // names that an unknown one is compared with
 

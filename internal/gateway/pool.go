@@ -297,7 +297,7 @@ func (m *members) watch(id inference.EndpointID, e *engine, how *reach) {
 					m.found(ctx, id, e, how, h)
 				})
 			},
-			func(ctx context.Context) { m.lookAtModels(ctx, id, e, how) })
+			func(ctx context.Context) { m.lookAtModels(ctx, id, e, how.authorization) })
 	}
 	if e.metrics != nil {
 		each = append(each, func(ctx context.Context) { m.scrape(ctx, id, e, how) })
@@ -307,32 +307,19 @@ func (m *members) watch(id inference.EndpointID, e *engine, how *reach) {
 	}
 }
 
-// lookAtModels keeps what an engine serves known, until ctx is done. Of one that
-// has just come it is looked at often while requests wait: it may still be loading
-// what they ask for.
-func (m *members) lookAtModels(ctx context.Context, id inference.EndpointID, e *engine, how *reach) {
-	often := modelsEvery
-	if how.health.Starts {
-		often = modelsSoon
-	}
-	tick := time.NewTicker(often)
-	defer tick.Stop()
-	for last := (time.Time{}); ; {
-		waits := how.health.Starts && m.queue.waiting.Load() > 0
-		if waits {
-			e.forgetModels()
-		}
-		if waits || time.Since(last) >= modelsEvery-often/2 {
-			last = time.Now()
-			look, cancel := context.WithTimeout(ctx, modelsTime)
-			m.modelsOf(look, id, e, how.authorization)
-			m.revisionOf(look, id, e, how.authorization)
-			cancel()
-		}
+// lookAtModels keeps what an engine serves known, until ctx is done.
+func (m *members) lookAtModels(ctx context.Context, id inference.EndpointID, e *engine, authorization string) {
+	every := time.NewTicker(modelsEvery)
+	defer every.Stop()
+	for {
+		look, cancel := context.WithTimeout(ctx, modelsTime)
+		m.modelsOf(look, id, e, authorization)
+		m.revisionOf(look, id, e, authorization)
+		cancel()
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-every.C:
 		}
 	}
 }

@@ -129,6 +129,7 @@ func (m *members) found(ctx context.Context, id inference.EndpointID, e *engine,
 		look, cancel := context.WithTimeout(ctx, modelsTime)
 		e.forgetModels()
 		m.modelsOf(look, id, e, how.authorization)
+		m.revisionOf(look, id, e, how.authorization)
 		cancel()
 	}
 	m.queue.mu.Lock()

@@ -271,3 +271,33 @@ func TestACommandIsRunWhenRequestsWait(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// What an engine serves is known before it gets what waits, so that those who ask
+// for what another one serves wait for that.
+func TestAnEngineThatComesIsFirstAskedForItsModels(t *testing.T) {
+	r, urls := newEngines(t, 2, func(i int, c *simengine.Config) { c.Models = []string{[]string{"m", "other"}[i]} })
+	q := &queueRig{rig: r, text: fmt.Sprintf(`
+listeners: [{name: main, address: 127.0.0.1:0}]
+pools: {p: {flow: {scale_from_zero: {ttl: 1m}}, health: {interval: 100ms}, discovery: {static: [{url: %q}, {url: %q}]}}}
+`, urls[0], urls[1])}
+	q.engines[1].Kill()
+	r.startYAML(q.text)
+	if got := <-q.ask("known"); got.status != 200 {
+		t.Fatalf("%+v", got)
+	}
+	q.engines[0].Kill()
+	waiting := q.enqueue("one", "two")
+	for _, i := range []int{1, 0} { // the wrong one comes first
+		if err := q.engines[i].Restart(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range waiting {
+		if got := <-c; got.status != 200 {
+			t.Errorf("%+v", got)
+		}
+	}
+	if got := q.received(); got[1] != 0 {
+		t.Errorf("engines got %v requests", got)
+	}
+}
