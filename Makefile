@@ -1,7 +1,7 @@
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS   += --no-print-directory
-.PHONY: help run demo demo-real test test-long test-faults tools check unit race fuzz integration formal sim sim-long bench microbench bench-routing gen
+.PHONY: help run demo demo-real test test-long test-faults tools check unit race fuzz integration formal sim sim-long bench microbench bench-routing bench-flow gen
 
 # Tests ask testing.Short whether they are left to make test-long.
 SHORT    ?= -short
@@ -85,6 +85,9 @@ TRACES ?=
 bench-routing: ## compare routing policies in the laboratory; TRACES=folder
 	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101,9102 \
 		--out bench/out/routing.json --plots bench/out/routing
+
+bench-flow: ## give pools twice what they carry: flow control beside others', about 6 minutes
+	go run ./cmd/headgate lab overload --out bench/out/flow.json --plots bench/out/flow
 
 gen: ## write docs/config.md from internal/config, and what protoc makes
 	go test ./internal/config -update

@@ -69,6 +69,7 @@ the traces are from and what the figures mean.`,
 	flags.StringVar(&f.out, "out", "", "file for the results as JSON")
 	flags.StringVar(&f.plots, "plots", "", "folder for a plot per cell as SVG")
 	flags.StringVar(&f.against, "against", "", "JSON of another sweep, to compare the ranking of policies with")
+	cmd.AddCommand(newOverload())
 	return cmd
 }
 

@@ -10,7 +10,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,3 +103,65 @@ func BenchmarkRequest(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRefusal is a whole request that is refused because nothing more may wait:
+// read, routed, looked at by the queue and answered with 429.
+func BenchmarkRefusal(b *testing.B) {
+	for _, prompt := range []int{50, 4000} {
+		b.Run(fmt.Sprintf("tokens=%d", prompt), func(b *testing.B) {
+			l, err := net.Listen("tcp", "127.0.0.1:0") // an engine that never answers
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { l.Close() })
+			c, err := config.Parse("bench.yaml", fmt.Appendf(nil,
+				"pools: {p: {health: {interval: 0s}, flow: {max_concurrency: 1, queue: {max_requests: 1}}, discovery: {static: [{url: %q}]}}}", "http://"+l.Addr().String()))
+			if err != nil {
+				b.Fatal(err)
+			}
+			g, err := gateway.New(gateway.Config{Config: c, Routing: routing})
+			if err != nil {
+				b.Fatal(err)
+			}
+			text := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}]}`, strings.Repeat("abc ", prompt))
+			ask := func(ctx context.Context) int {
+				x := &leaver{exchange: exchange{text: text}, gone: ctx}
+				x.body.Reset(x.text)
+				x.head = gateway.Head{
+					Method: "POST", Path: chatPath, ContentLength: int64(len(x.text)), BodyMax: 1 << 20,
+					Header: http.Header{"Content-Type": {"application/json"}},
+				}
+				g.Serve(x)
+				return x.status
+			}
+			// One is at the engine and one waits, until their clients leave.
+			ctx, leave := context.WithCancel(context.Background())
+			var stay sync.WaitGroup
+			for range 2 {
+				stay.Go(func() { ask(ctx) })
+			}
+			for g.Status()[0].Queue.Requests == 0 {
+				runtime.Gosched()
+			}
+			b.Cleanup(func() {
+				leave()
+				stay.Wait()
+				g.Drain(context.Background())
+			})
+			b.ReportAllocs()
+			for b.Loop() {
+				if status := ask(ctx); status != http.StatusTooManyRequests {
+					b.Fatalf("status %d", status)
+				}
+			}
+		})
+	}
+}
+
+// leaver is a client that may go.
+type leaver struct {
+	exchange
+	gone context.Context
+}
+
+func (x *leaver) Gone() context.Context { return x.gone }
