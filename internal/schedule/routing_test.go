@@ -227,6 +227,78 @@ func TestHotPrefixSpillsOver(t *testing.T) {
 	}
 }
 
+// A popular prefix comes twice as often as the engine that has it can compute what
+// differs. Nobody waits there for longer than it takes to compute all of it
+// elsewhere. While one engine can do it all, others get none of it.
+func TestPopularPrefixSpillsBeforeItQueues(t *testing.T) {
+	if worst, engines := popular(t, 100*time.Millisecond); worst > prefixWhole || engines < 2 {
+		t.Errorf("on %d engines a request waited for %s, longer than computing it all takes (%s)", engines, worst, prefixWhole)
+	}
+	// The second may go elsewhere to spare the first, whose answer just begins.
+	if _, engines := popular(t, 500*time.Millisecond); engines > 2 {
+		t.Errorf("%d engines have the prefix, and one could do it all", engines)
+	}
+}
+
+// An engine computes a prompt of popular in this time, whole or but for the prefix.
+const prefixWhole, prefixRest = 800 * time.Millisecond, 200 * time.Millisecond
+
+// popular sends prompts that share their prefix, one after each interval, to six
+// engines. It returns the longest wait and how many engines got any.
+func popular(t *testing.T, every time.Duration) (worst time.Duration, engines int) {
+	b, pool := newBook(t), newPool(6)
+	type run struct {
+		r  *schedule.Reservation
+		at time.Time
+	}
+	var running []run
+	busy, warm := map[inference.EndpointID]time.Time{}, map[inference.EndpointID]bool{}
+	now := start
+	for i := range 400 {
+		now = now.Add(every)
+		running = slices.DeleteFunc(running, func(x run) bool {
+			if x.at.After(now) {
+				return false
+			}
+			serve(x.r, x.at)
+			return true
+		})
+		r := place(t, b, now, pool, prompt(1, i, 8000))
+		r.Accepted()
+		id := r.Endpoint.ID
+		begin := now
+		if busy[id].After(now) {
+			begin = busy[id]
+		}
+		took := prefixWhole
+		if warm[id] {
+			took = prefixRest
+		}
+		warm[id], busy[id] = true, begin.Add(took)
+		worst = max(worst, begin.Sub(now))
+		running = append(running, run{r, busy[id]})
+	}
+	return worst, len(warm)
+}
+
+// Gateways that have just begun know nothing of each other, and nobody has told
+// them anything of the engines. Their first requests must not meet.
+func TestGatewaysThatBeginTogetherDoNotMeet(t *testing.T) {
+	pool, got := newPool(8), map[inference.EndpointID]int{}
+	for gateway := range uint64(40) {
+		b := schedule.NewBook(schedule.Config{Profile: named(t, standard.Default)}, rand.New(rand.NewPCG(gateway, 1)))
+		for i := range 2 {
+			got[place(t, b, start, pool, prompt(1, i, 2000)).Endpoint.ID]++
+		}
+	}
+	for _, e := range pool.Endpoints {
+		if n := got[e.ID]; n < 2 || n > 22 {
+			t.Errorf("80 requests of 40 gateways went to %v", got)
+			break
+		}
+	}
+}
+
 // SCH-5: an endpoint that left or restarted is cold, and so is one at its address.
 func TestNewEngineAtAnOldAddressIsCold(t *testing.T) {
 	for name, gone := range map[string]func(*schedule.Book, inference.EndpointID){
