@@ -149,10 +149,29 @@ func (l *Line) Observe(work, seconds float64) {
 // of no work and of 4000 tokens: an engine's is the rate of its pool, so that
 // one that joins is taken for an average one, and not for a slow one that is
 // never tried.
+//
+// On an engine much slower than the prior, short prompts would make a line that
+// falls or hardly rises, on which nothing is worth having cached. There only how
+// the prior shares the time between first output and tokens is kept, and not how
+// fast it is.
 func (l *Line) Rate(prior Rate) Rate {
 	if l.n == 0 {
 		return prior
 	}
+	pace := l.y / (prior.PerToken*l.x + prior.Intercept*l.n)
+	if r, falls := l.fit(prior); !falls && pace <= paceMax {
+		return r
+	}
+	r, _ := l.fit(Rate{prior.PerToken * pace, prior.Intercept * pace})
+	return r
+}
+
+// paceMax is how many times slower than the prior an engine may be for the prior
+// to be taken as it is.
+const paceMax = 4
+
+// fit also reports whether the line falls, or begins above any first output.
+func (l *Line) fit(prior Rate) (r Rate, falls bool) {
 	at := prior.Seconds(priorWork)
 	n, x, y := l.n+2, l.x+priorWork, l.y+prior.Intercept+at
 	xx, xy := l.xx+priorWork*priorWork, l.xy+priorWork*at
@@ -161,5 +180,9 @@ func (l *Line) Rate(prior Rate) Rate {
 	if intercept < 0 {
 		intercept, slope = 0, xy/xx
 	}
-	return Rate{max(slope, perTokenMin), min(intercept, interceptMax)}
+	falls = slope < perTokenMin || intercept > interceptMax
+	if intercept > interceptMax { // the rest is left to the slope
+		intercept, slope = interceptMax, (xy-interceptMax*x)/xx
+	}
+	return Rate{max(slope, perTokenMin), intercept}, falls
 }

@@ -77,6 +77,27 @@ func TestLineLearnsAnEngine(t *testing.T) {
 	}
 }
 
+// Short prompts on a slow engine, the prior being a fast one's: what is cached must
+// still be worth something.
+func TestLineLearnsASlowEngineFromShortPrompts(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for _, spread := range []float64{0, 40} {
+		var l Line
+		for i := range 60 {
+			work := 360 + spread*(rnd.Float64()-0.5)
+			l.Observe(work, (0.05+work/150)*(0.7+0.6*rnd.Float64()))
+			rate := l.Rate(Prior)
+			whole, part := rate.Seconds(360), rate.Seconds(75)
+			if part > 0.75*whole {
+				t.Fatalf("after %d: %v s whole and %v s with most of it cached", i+1, whole, part)
+			}
+			if i > 10 && math.Abs(whole-2.45) > 0.4*2.45 {
+				t.Fatalf("after %d: %v s, want about 2.45", i+1, whole)
+			}
+		}
+	}
+}
+
 // The table against the definition: draw the lengths of the answers and let each
 // stream go on after the stall.
 func TestTableIsWhatStreamsWouldDo(t *testing.T) {
