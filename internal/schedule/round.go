@@ -165,7 +165,7 @@ func (b *Book) roomOf(now time.Time, a *account) room {
 	case limits.Waiting > 0 && b.saysFull(now, a):
 		a.opens = a.scraped.At.Add(b.config.ScrapeStale).Sub(now).Seconds() // nobody may ask again
 		return full
-	case limits.Prefill > 0 && len(a.pending) >= pendingMax:
+	case limits.Prefill > 0 && a.unbegun() >= pendingMax:
 		return full
 	}
 	at := b.seconds(now)
@@ -183,10 +183,20 @@ func (b *Book) roomOf(now time.Time, a *account) room {
 	return roomy
 }
 
-// pendingMax bounds the prompts without a first output on one endpoint, however
+// pendingMax bounds the streams without a first output on one endpoint, however
 // short they are: a step computes about as many, and all that came while others
 // seemed full would otherwise go to one.
 const pendingMax = 64
+
+// unbegun is how many streams have no first output yet.
+func (a *account) unbegun() (n int) {
+	for _, r := range a.pending {
+		if r.streams {
+			n++
+		}
+	}
+	return n
+}
 
 // growBy is how many requests an engine may get more than it had when it said that
 // none waits, or as many again if that is more.
@@ -224,15 +234,7 @@ func (b *Book) saysFull(now time.Time, a *account) bool {
 // As long as no stream has shown how fast the engines are, such prompts don't
 // count: an engine faster than what is assumed would be held down to that.
 func (b *Book) foreseen(a *account) bool {
-	if b.line != (cost.Line{}) || a.lastFirst >= 0 {
-		return true
-	}
-	for _, r := range a.pending {
-		if r.streams {
-			return true
-		}
-	}
-	return false
+	return b.line != (cost.Line{}) || a.lastFirst >= 0 || a.unbegun() > 0
 }
 
 // slow is how near an endpoint's streams are to being crowded: 1 is the limit.

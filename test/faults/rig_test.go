@@ -370,6 +370,7 @@ func (r *rig) quiet(budget *check.Budget) {
 
 func (r *rig) inFlight() (n int) {
 	for _, pool := range r.gateway.Status() {
+		n += pool.Queue.Requests // those that wait are not over either
 		for _, s := range pool.Endpoints {
 			if s.InFlight < 0 {
 				r.t.Errorf("I10: %s: %d in flight", s.Endpoint, s.InFlight)
