@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/headgate/headgate/internal/lab/overload"
+	"github.com/headgate/headgate/internal/lab/overload/live"
 )
 
 // overloadFlags say what is played.
@@ -21,6 +22,7 @@ type overloadFlags struct {
 	size    int
 	seeds   []uint
 	chaos   int
+	sockets int
 	out     string
 	plots   string
 }
@@ -46,6 +48,7 @@ each decision checked. docs/flow-control.md says what the figures mean.`,
 	flags.IntVar(&f.size, "engines", 4, "size of a pool")
 	flags.UintSliceVar(&f.seeds, "seed", []uint{9101, 9102, 9103}, "seeds")
 	flags.IntVar(&f.chaos, "chaos", 1000, "runs in which much goes wrong")
+	flags.IntVar(&f.sockets, "sockets", 2, "simulated engines of a run in real time, with the gateway itself; 0: none")
 	flags.StringVar(&f.out, "out", "", "file for the results as JSON")
 	flags.StringVar(&f.plots, "plots", "", "folder for plots as SVG")
 	return cmd
@@ -93,6 +96,14 @@ func (f *overloadFlags) run(ctx context.Context, out, progress io.Writer) error 
 		report.Requests += len(record.Finished)
 	}
 	fmt.Fprintf(out, "chaos: %d runs of %d requests, nothing found (%.0f s)\n", report.Chaos, report.Requests, time.Since(began).Seconds())
+	if f.sockets > 0 {
+		live, err := live.Measure(ctx, overload.Pool{Engine: f.engines[0], Engines: f.sockets}, seeds[0], log)
+		if err != nil {
+			return err
+		}
+		live.WriteTable(out)
+		report.Sockets = live
+	}
 	if f.out == "" {
 		return nil
 	}

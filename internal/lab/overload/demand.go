@@ -95,7 +95,7 @@ func (s Shape) prompts(r *rand.Rand) [][]Asked {
 		system := newKeys(r, 4+r.IntN(8))
 		for range documents {
 			blocks := append(system[:len(system):len(system)], newKeys(r, int(logNormal(r, 14, 0.7, 2, 60)))...)
-			list[t] = append(list[t], Asked{In: len(blocks) * blockTokens, Blocks: blocks})
+			list[t] = append(list[t], Asked{In: len(blocks) * BlockTokens, Blocks: blocks})
 		}
 	}
 	return list

@@ -67,7 +67,7 @@ func backlog(seed uint64, each int) *Demand {
 			blocks := library[popular.draw(r)]
 			a := Asked{
 				Tenant: b.name, Blocks: blocks, Target: -1,
-				In:  len(blocks)*blockTokens + int(logNormal(r, b.in[0], b.in[1], 10, 12_000)),
+				In:  len(blocks)*BlockTokens + int(logNormal(r, b.in[0], b.in[1], 10, 12_000)),
 				Out: int(logNormal(r, b.out[0], b.out[1], 1, 2500)),
 			}
 			d.Asked = append(d.Asked, a)

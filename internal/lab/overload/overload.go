@@ -32,8 +32,8 @@ import (
 	"github.com/headgate/headgate/plugins/standard"
 )
 
-// blockTokens are the tokens of a block of KV memory, and of a key of a prompt.
-const blockTokens = 128
+// BlockTokens are the tokens of a block of KV memory, and of a key of a prompt.
+const BlockTokens = 128
 
 // scrapeEvery is how often engines are asked for their metrics, in seconds.
 const scrapeEvery = 0.05
@@ -188,7 +188,7 @@ func newWorld(r *Run) (*world, error) {
 		plan: r, spec: spec, params: spec.Params, pool: &fleet.Pool{Name: "pool"},
 		rnd: rand.New(rand.NewPCG(r.Seed, 5)), byName: map[string]*job{},
 	}
-	w.params.BlockTokens, w.params.Blocks = blockTokens, spec.KVTokens/blockTokens
+	w.params.BlockTokens, w.params.Blocks = BlockTokens, spec.KVTokens/BlockTokens
 	w.config = schedule.Config{
 		Profile: profile, TPOT: span(spec.TPOT), ScrapeStale: time.Second, Limits: r.Admission.limits(),
 		Retry: schedule.BudgetConfig{Ratio: 0.2, MinPerSecond: 5},
@@ -211,13 +211,13 @@ func newWorld(r *Run) (*world, error) {
 
 func (w *world) prepare(j *job, a *Asked, i int) {
 	j.Asked, j.name = a, fmt.Sprint(i)
-	j.target = cmp.Or(a.Target, w.spec.Base+2*w.alone(a.In))
+	j.target = cmp.Or(a.Target, Target(w.spec, a.In))
 	if a.Target < 0 {
 		j.target = 0
 	}
 	j.request = flow.Request{
 		Ask: schedule.Ask{
-			Prompt: inference.Tokens{N: a.In}, Keys: a.Blocks, PromptBytes: max(a.In*prefix.BlockBytes/blockTokens, 1),
+			Prompt: inference.Tokens{N: a.In}, Keys: a.Blocks, PromptBytes: max(a.In*prefix.BlockBytes/BlockTokens, 1),
 			Stream: true, Arrived: clock(a.At), TTFT: span(j.target),
 		},
 		Priority: a.Priority, Fairness: a.Tenant, Bytes: int64(4 * a.In), ShedAt: a.ShedAt, Output: a.Most, Owner: j,
@@ -227,10 +227,11 @@ func (w *world) prepare(j *job, a *Asked, i int) {
 	}
 }
 
-// alone is how long the prompt takes on an idle, empty engine.
-func (w *world) alone(in int) float64 {
+// Target is the time, in seconds, within which a first output of a prompt is good:
+// the engine's base, and twice what the prompt takes on an idle, empty one.
+func Target(e lab.Engine, in int) float64 {
 	n := float64(in)
-	return n*w.params.Token.Seconds() + n*n/2*w.params.Attention.Seconds()/1e6
+	return e.Base + 2*(n*e.Params.Token.Seconds()+n*n/2*e.Params.Attention.Seconds()/1e6)
 }
 
 func (w *world) newEngine() *engine {

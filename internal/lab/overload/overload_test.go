@@ -19,6 +19,14 @@ var (
 	seedsFlag = flag.Int("seeds", 12, "how many seeds are played; HEADGATE_LONG=1 plays 2000")
 )
 
+// slow skips what takes too long under the race detector.
+func slow(t *testing.T) {
+	t.Helper()
+	if racing {
+		t.Skip("nothing runs at the same time here")
+	}
+}
+
 func long() bool { return os.Getenv("HEADGATE_LONG") != "" }
 
 // In runs in which clients leave, engines die and come, limits change and metrics
@@ -27,6 +35,9 @@ func long() bool { return os.Getenv("HEADGATE_LONG") != "" }
 // a deadline, everybody has one end, and all that was counted is counted out.
 func TestChaosBreaksNoPromise(t *testing.T) {
 	first, last := uint64(1), uint64(*seedsFlag)
+	if racing {
+		last = 3
+	}
 	if long() {
 		last = max(last, 2000)
 	}
@@ -108,6 +119,7 @@ func step(t *testing.T, a Admission, seeds uint64) (goodput, peak, top, wasted, 
 }
 
 func TestTwiceTheCapacityCostsTheHighestPriorityNothing(t *testing.T) {
+	slow(t)
 	seeds := uint64(2)
 	if long() {
 		seeds = 20
@@ -144,6 +156,7 @@ func TestCapacity(t *testing.T) {
 }
 
 func TestBackloggedFlowsShareFairly(t *testing.T) {
+	slow(t)
 	f, err := Pool{Engine: "8b-a100", Engines: 2}.Fair(1)
 	if err != nil {
 		t.Fatal(err)
@@ -160,6 +173,7 @@ func TestBackloggedFlowsShareFairly(t *testing.T) {
 }
 
 func TestAnOutageOfMetricsNeitherHaltsNorFloods(t *testing.T) {
+	slow(t)
 	pool := Pool{Engine: "8b-a100", Engines: 4}
 	for _, load := range []float64{0.8, 2} {
 		o, err := pool.Outage(Standard, Headgate, 1, load*carried)
@@ -179,6 +193,7 @@ func TestAnOutageOfMetricsNeitherHaltsNorFloods(t *testing.T) {
 // Broken doors, each against one promise. A checker that finds nothing in them
 // checks nothing.
 func TestCheckersBite(t *testing.T) {
+	slow(t)
 	for _, c := range []struct {
 		what, want string
 		make       func(*queued) door
