@@ -79,7 +79,7 @@ func stubEngine(b *testing.B) string {
 func BenchmarkRequest(b *testing.B) {
 	for _, prompt := range []int{50, 4000} {
 		b.Run(fmt.Sprintf("tokens=%d", prompt), func(b *testing.B) {
-			c, err := config.Parse("bench.yaml", fmt.Appendf(nil, "pools: {p: {health: {interval: 0s}, discovery: {static: [{url: %q}]}}}", stubEngine(b)))
+			c, err := config.Parse("bench.yaml", fmt.Appendf(nil, "pools: {p: {health: {interval: 0s}, scrape: {interval: 0s}, discovery: {static: [{url: %q}]}}}", stubEngine(b)))
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -71,7 +71,7 @@ func newRig(t *testing.T) *rig {
 			endpoints = dead
 		}
 		fmt.Fprintf(&routes, "  - {match: {model: %s}, backends: [{pool: %s}]}\n", p.name, p.name)
-		fmt.Fprintf(&list, "  %s:\n    discovery: {static: [%s]}\n    health: {interval: 0s}\n    %s\n", p.name, endpoints, p.settings)
+		fmt.Fprintf(&list, "  %s:\n    discovery: {static: [%s]}\n    health: {interval: 0s}\n    scrape: {interval: 0s}\n    %s\n", p.name, endpoints, p.settings)
 	}
 	r.process = startGateway(t, "routes:\n"+routes.String()+"pools:\n"+list.String())
 	t.Cleanup(r.process.Stop)

@@ -237,7 +237,7 @@ func TestFailuresLeaveNothingBehindRoundAfterRound(t *testing.T) {
 		}
 	}()
 	defer func() { plainText.Close(); <-over }()
-	const quiet = "health: {interval: 0s}"
+	const quiet = "health: {interval: 0s}, scrape: {interval: 0s}"
 	// A journal on disk: the one in memory keeps the latest requests, by design.
 	g := start(t, fmt.Sprintf(`journal: {driver: sqlite, durability: relaxed}
 routes:

@@ -261,7 +261,7 @@ func (p plan) yaml(static string) string {
 		if s > 0 && p.shared {
 			break
 		}
-		fmt.Fprintf(&b, "  %s:\n    health: {interval: 0s}\n    discovery: %s\n    %s", p.pool(s), static, p.settings.yaml())
+		fmt.Fprintf(&b, "  %s:\n    health: {interval: 0s}\n    scrape: {interval: 0s}\n    discovery: %s\n    %s", p.pool(s), static, p.settings.yaml())
 	}
 	return b.String()
 }

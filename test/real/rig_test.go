@@ -140,7 +140,7 @@ func (r *rig) add(e *real.Engine) {
 // serve starts the gateway before the replicas.
 func (r *rig) serve() {
 	r.t.Helper()
-	yaml := "listeners: [{name: main, address: \"127.0.0.1:0\"}]\nadmin: {address: \"\"}\njournal: {driver: none}\npools:\n  tiny:\n    health: {interval: 0s}\n    discovery: {static: ["
+	yaml := "listeners: [{name: main, address: \"127.0.0.1:0\"}]\nadmin: {address: \"\"}\njournal: {driver: none}\npools:\n  tiny:\n    health: {interval: 0s}\n    scrape: {interval: 0s}\n    discovery: {static: ["
 	for _, e := range r.replicas {
 		yaml += fmt.Sprintf("{url: %q},", "http://"+e.Relay.Addr())
 	}
