@@ -163,7 +163,7 @@ func (q *Queue) limit(r *Request, bid *schedule.Bid) time.Duration {
 func (q *Queue) expires(at time.Duration, r *Request) {
 	r.ends, r.why = never, inference.QueueTimeout
 	if ttl := q.ttl(r); ttl > 0 {
-		r.ends = at + ttl
+		r.ends = at + min(ttl, never-at-1) // no overflow
 	}
 	if !r.Deadline.IsZero() {
 		if by := q.clock(r.Deadline); by <= r.ends {

@@ -59,6 +59,51 @@ func BenchmarkQueue(b *testing.B) {
 	}
 }
 
+// BenchmarkRefusal is a request that finds 100,000 others in a full queue, and one
+// that takes the place of one of them.
+func BenchmarkRefusal(b *testing.B) {
+	const depth = 100_000
+	for name, priority := range map[string]int{"refused": 0, "displaces": 1} {
+		b.Run(name, func(b *testing.B) {
+			q, places := flow.New(flow.Config{RequestsMax: depth, TTL: time.Hour}), &anyone{}
+			arrive := func(i, priority int) (*flow.Request, error) {
+				r := &flow.Request{
+					Ask:      schedule.Ask{Arrived: start, Prompt: inference.Tokens{N: 100 + i%4000}},
+					Priority: priority, Fairness: fairnessIDs[i%len(fairnessIDs)],
+				}
+				if err := q.Arrive(start, r, places); err != nil {
+					return r, err
+				}
+				return r, nil
+			}
+			for i := range depth {
+				if _, err := arrive(i, 0); err != nil {
+					b.Fatal(err)
+				}
+			}
+			q.Pump(start, places)
+			i := 0
+			for b.Loop() {
+				// The flow with most in the queue can't displace another.
+				r, err := arrive(999, priority)
+				switch {
+				case (err == nil) != (priority == 1):
+					b.Fatal(err)
+				case err == nil:
+					if d := q.Pump(start, places); len(d) != 1 || d[0].Err.Code != inference.QueueFull {
+						b.Fatalf("%d decisions", len(d))
+					}
+					q.Leave(r)
+					if _, err := arrive(i, 0); err != nil {
+						b.Fatal(err)
+					}
+				}
+				i++
+			}
+		})
+	}
+}
+
 var fairnessIDs = func() (ids [1000]string) {
 	for i := range ids {
 		ids[i] = fmt.Sprint("tenant-", i)
