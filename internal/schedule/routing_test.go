@@ -579,6 +579,24 @@ func TestLoadedAdapterIsPreferred(t *testing.T) {
 	}
 }
 
+// Where an adapter is loaded its requests go, unless waiting there costs more than
+// loading it elsewhere.
+func TestBusyHolderOfAnAdapterIsPassedBy(t *testing.T) {
+	b, pool := newBook(t), newPool(3)
+	ask := prompt(0, 0, 1000)
+	ask.Adapter = "x"
+	holder := place(t, b, start, pool, ask)
+	serve(holder, start.Add(100*time.Millisecond))
+	now := start.Add(2 * time.Second)
+	alone := &fleet.Pool{Name: "p", Endpoints: []inference.Endpoint{holder.Endpoint}}
+	for i := range 3 { // one costs less than the second that a load is taken to cost, two cost more
+		if d := b.Explain(now, pool, ask); (d.Endpoint == holder.Endpoint.ID) != (i < 2) {
+			t.Errorf("with %d prompts before it, it goes to %s, and the adapter is at %s", i, d.Endpoint, holder.Endpoint.ID)
+		}
+		place(t, b, now, alone, prompt(10+i, 0, 6000)).Accepted()
+	}
+}
+
 func TestExplanationNamesEveryEndpoint(t *testing.T) {
 	b, pool := newBook(t), newPool(4)
 	ask := prompt(1, 1, 2000)
