@@ -83,8 +83,10 @@ microbench: ## Go benchmarks; BENCH=name picks some
 TRACES ?=
 
 bench-routing: ## compare routing policies in the laboratory; TRACES=folder
-	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101,9102 \
+	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101,9102 --cell b2b/64/one,codegen/64/one \
 		--out bench/out/routing.json --plots bench/out/routing
+	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101 --engines 4,8 --model alternating \
+		--out bench/out/routing-alternating.json --against bench/out/routing.json
 
 bench-flow: ## give pools twice what they carry: flow control beside others', about 6 minutes
 	go run ./cmd/headgate lab overload --out bench/out/flow.json --plots bench/out/flow

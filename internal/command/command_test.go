@@ -113,11 +113,11 @@ func TestReplayComparesDecisionsWithWhatWasDone(t *testing.T) {
 func TestLabComparesAndRanks(t *testing.T) {
 	dir := t.TempDir()
 	first := filepath.Join(dir, "first.json")
-	args := []string{"lab", "--workload", "codegen", "--engines", "2", "--speed", "one", "--policy", "headgate,lpwl,round-robin", "--seed", "1"}
+	args := []string{"lab", "--workload", "codegen", "--engines", "2", "--speed", "one", "--cell", "b2b/2/two", "--policy", "headgate,lpwl,round-robin", "--seed", "1"}
 	if _, err := run(append(args, "--out", first, "--plots", dir)...); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{first, filepath.Join(dir, "summary.svg"), filepath.Join(dir, "codegen-2-one-speed.svg")} {
+	for _, name := range []string{first, filepath.Join(dir, "summary.svg"), filepath.Join(dir, "codegen-2-one-speed.svg"), filepath.Join(dir, "b2b-2-two-speed.svg")} {
 		if s, err := os.Stat(name); err != nil || s.Size() == 0 {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -126,7 +126,7 @@ func TestLabComparesAndRanks(t *testing.T) {
 	if err != nil || !strings.Contains(out, "rank correlation 1.00") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for _, bad := range [][]string{{"--policy", "nobody"}, {"--workload", "nothing"}, {"--model", "none"}, {"--speed", "three"}, {"--against", dir}} {
+	for _, bad := range [][]string{{"--policy", "nobody"}, {"--workload", "nothing"}, {"--model", "none"}, {"--speed", "three"}, {"--against", dir}, {"--cell", "b2b/2"}, {"--cell", "b2b/x/one"}, {"--cell", "b2b/0/one"}} {
 		if _, err := run(append(args, bad...)...); err == nil {
 			t.Errorf("%v: no complaint", bad)
 		}

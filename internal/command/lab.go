@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,6 +22,7 @@ type labFlags struct {
 	workloads []string
 	engines   []int
 	speeds    []string
+	cells     []string
 	policies  []string
 	seeds     []int64
 	stale     float64
@@ -59,6 +61,7 @@ the traces are from and what the figures mean.`,
 	flags.StringSliceVar(&f.workloads, "workload", lab.Workloads[:7], "workloads: "+strings.Join(lab.Workloads, ", "))
 	flags.IntSliceVar(&f.engines, "engines", []int{4, 8, 16}, "sizes of the pool")
 	flags.StringSliceVar(&f.speeds, "speed", []string{"one", "two"}, "pools of one speed, of two, or both")
+	flags.StringSliceVar(&f.cells, "cell", nil, "further cells, as workload/engines/speed")
 	flags.StringSliceVar(&f.policies, "policy", nil, "policies, all if empty: "+strings.Join(names, ", "))
 	flags.Int64SliceVar(&f.seeds, "seed", []int64{9101}, "seeds")
 	flags.Float64Var(&f.stale, "stale", 0, "seconds between two scrapes of the engines")
@@ -88,16 +91,35 @@ func (f *labFlags) sweep(progress io.Writer) (*lab.Sweep, error) {
 			s.Policies = append(s.Policies, p)
 		}
 	}
+	add := func(workload string, n int, speed string) error {
+		if n < 1 || speed != "one" && speed != "two" {
+			return fmt.Errorf("a cell needs at least 1 engine, and speed one or two")
+		}
+		s.Cells = append(s.Cells, lab.Cell{
+			Workload: workload, N: n, TwoSpeed: speed == "two", Stale: f.stale, Engine: f.engine, Model: f.model, Held: !f.tuning,
+		})
+		return nil
+	}
 	for _, w := range f.workloads {
 		for _, n := range f.engines {
 			for _, speed := range f.speeds {
-				if n < 1 || speed != "one" && speed != "two" {
-					return nil, fmt.Errorf("--engines must be at least 1 and --speed one or two")
+				if err := add(w, n, speed); err != nil {
+					return nil, err
 				}
-				s.Cells = append(s.Cells, lab.Cell{
-					Workload: w, N: n, TwoSpeed: speed == "two", Stale: f.stale, Engine: f.engine, Model: f.model, Held: !f.tuning,
-				})
 			}
+		}
+	}
+	for _, cell := range f.cells {
+		part := strings.Split(cell, "/")
+		if len(part) != 3 {
+			return nil, fmt.Errorf("--cell %q: want workload/engines/speed, as in b2b/64/one", cell)
+		}
+		n, err := strconv.Atoi(part[1])
+		if err != nil {
+			return nil, fmt.Errorf("--cell %q: %w", cell, err)
+		}
+		if err := add(part[0], n, part[2]); err != nil {
+			return nil, fmt.Errorf("--cell %q: %w", cell, err)
 		}
 	}
 	return s, nil

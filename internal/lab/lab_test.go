@@ -139,6 +139,23 @@ func TestRoundRobinAndRandomUseEverybody(t *testing.T) {
 	}
 }
 
+// Of three engines with loads 9, 5 and 1 two are drawn, the same twice if it so
+// happens: the most loaded wins 1 of 9 draws, the next 3, the idlest 5.
+func TestTwoChoicesTakeTheLessLoaded(t *testing.T) {
+	p, _ := PolicyNamed("p2c")
+	v := bench(t, 3)
+	v.running = []float64{9, 5, 1}
+	run, got := p.make(v), [3]int{}
+	for range 9000 {
+		got[run.choose(0, &flight{Request: &Request{In: 10}})]++
+	}
+	for i, want := range []int{1000, 3000, 5000} {
+		if got[i] < want-200 || got[i] > want+200 {
+			t.Errorf("engine %d got %d of 9000, want about %d", i, got[i], want)
+		}
+	}
+}
+
 var sample = NewTraces(Sample(1))
 
 // TestEveryWorkloadRuns: each workload makes sense, every policy serves it, and
