@@ -70,17 +70,30 @@ func (e *engine) probe(ctx context.Context, c health.Config, header []upstream.F
 	})
 }
 
+// lostGrace is how long attempts are left to themselves when nothing answers at
+// their address any more. The kernel of a dead process refuses connections a
+// moment before it closes those that are open, and their end says more.
+const lostGrace = 100 * time.Millisecond
+
 // setLost gives up the attempts that wait for a first output at an address
 // where nothing answers. Slow engines answer probes or at least accept them;
 // attempts that have output are left to their own limits.
 func (e *engine) setLost(lost bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.lost = lost
-	if lost {
-		for _, cancel := range e.waiting {
-			cancel(errEngineLost)
-		}
+	if e.lost = lost; lost {
+		time.AfterFunc(lostGrace, e.giveUp)
+	}
+}
+
+func (e *engine) giveUp() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.lost {
+		return
+	}
+	for _, cancel := range e.waiting {
+		cancel(errEngineLost)
 	}
 }
 
