@@ -244,6 +244,10 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 	}
 	m.g.lines.sweep()
 	for id, e := range set.engines {
+		if old.engines[id] != e {
+			// Its probes begin anew and report what differs from this.
+			m.book.SetHealth(id, how.health.AtFirst())
+		}
 		m.book.SetGuarded(id, e.guard != "")
 		if e.guard != "" && e.line == nil {
 			var err error
@@ -252,7 +256,11 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 			}
 		}
 	}
+	// No pump that goes by the old set may meet accounts that were forgotten: to the
+	// book it would be a new endpoint.
+	m.queue.mu.Lock()
 	m.now.Store(set)
+	m.queue.mu.Unlock()
 	m.note()
 	defer m.reportRevisions()
 	for id, e := range old.engines {

@@ -114,6 +114,9 @@ func (s sleeper) Gone() {
 // lost notes that nothing was found at an endpoint's address. Its probes, which
 // begin anew, may know better.
 func (m *members) lost(id inference.EndpointID, e *engine) {
+	if m.now.Load().engines[id] != e {
+		return // it has left
+	}
 	m.book.SetHealth(id, inference.Gone)
 	select {
 	case e.refused <- struct{}{}:

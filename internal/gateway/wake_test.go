@@ -230,6 +230,9 @@ func TestADrainAnswersWhoWaitsForAnEngine(t *testing.T) {
 // for another.
 func TestAnEngineThatIsThereIsUsed(t *testing.T) {
 	r, urls := newEngines(t, 1, ofM)
+	if err := r.engines[0].Inject("path=/health;stall@head:200ms"); err != nil {
+		t.Fatal(err) // the request comes before anything is known
+	}
 	q := sleepingAt(r, urls[0], `{scale_from_zero: {command: ["false"]}}`)
 	if got := <-q.ask("one"); got.status != 200 {
 		t.Errorf("%+v", got)
@@ -299,5 +302,22 @@ pools: {p: {flow: {scale_from_zero: {ttl: 1m}}, health: {interval: 100ms}, disco
 	}
 	if got := q.received(); got[1] != 0 {
 		t.Errorf("engines got %v requests", got)
+	}
+}
+
+// With other settings probes begin anew, and what was known of the engine before
+// does not stay for ever.
+func TestAReloadLeavesNoEngineBehind(t *testing.T) {
+	q := sleeping(t, "{scale_from_zero: {ttl: 1m}}")
+	waiting := q.enqueue("one")
+	q.reload(strings.Replace(q.text, "scale_from_zero: {ttl: 1m}", "queue: {ttl: 1m}", 1))
+	q.up()
+	<-waiting[0] // answered or refused, whichever came first
+	if got := <-q.ask("two"); got.status != 200 {
+		t.Errorf("without scale_from_zero: %+v", got)
+	}
+	q.reload(q.text)
+	if got := <-q.ask("three"); got.status != 200 {
+		t.Errorf("with it again: %+v", got)
 	}
 }

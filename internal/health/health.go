@@ -42,6 +42,14 @@ type Config struct {
 	Starts bool
 }
 
+// AtFirst is what an engine counts as before anything was seen of it.
+func (c Config) AtFirst() inference.Health {
+	if c.Starts {
+		return inference.Gone
+	}
+	return inference.Healthy
+}
+
 // startsEvery is how often it is looked whether an engine is there.
 const startsEvery = 500 * time.Millisecond
 
@@ -84,6 +92,9 @@ func Probe(ctx context.Context, e Engine, c Config, report func(inference.Health
 			continue
 		case <-timer.C:
 		}
+		// One that stops listens no more, and may still answer where it was asked
+		// before.
+		p.fresh = t.state == inference.Gone
 		seen := p.look(ctx)
 		if ctx.Err() != nil {
 			return
@@ -102,11 +113,12 @@ type prober struct {
 	Engine
 	config     Config
 	generateAt time.Time
+	fresh      bool // by a new connection
 }
 
 // look probes once.
 func (p *prober) look(ctx context.Context) inference.Health {
-	state, _ := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: p.config.Path, Header: p.Header})
+	state, _ := p.ask(ctx, p.config.Timeout, &upstream.Request{Method: http.MethodGet, Target: p.config.Path, Header: p.Header, Fresh: p.fresh})
 	if state != inference.Healthy || p.config.GenerateEvery == 0 || time.Now().Before(p.generateAt) {
 		return state
 	}
@@ -176,11 +188,10 @@ type tracker struct {
 }
 
 func newTracker(c Config) tracker {
-	t := tracker{unhealthyAfter: c.UnhealthyAfter, healthyAfter: c.HealthyAfter, starts: c.Starts}
-	if c.Starts {
-		t.lost()
+	return tracker{
+		unhealthyAfter: c.UnhealthyAfter, healthyAfter: c.HealthyAfter, starts: c.Starts,
+		state: c.AtFirst(), last: c.AtFirst(),
 	}
-	return t
 }
 
 // lost notes that the engine is gone, as if it had been seen.
