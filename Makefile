@@ -88,7 +88,7 @@ bench-routing: ## compare routing policies in the laboratory; TRACES=folder
 	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101 --engines 4,8 --model alternating \
 		--out bench/out/routing-alternating.json --against bench/out/routing.json
 
-bench-flow: ## give pools twice what they carry: flow control beside others', about 6 minutes
+bench-flow: ## give pools twice what they carry: flow control beside others'
 	go run ./cmd/headgate lab overload --out bench/out/flow.json --plots bench/out/flow
 
 gen: ## write docs/config.md from internal/config, and what protoc makes
