@@ -39,15 +39,20 @@ type replica struct {
 // data is the address that requests come to.
 func (b *replica) data() string { return fmt.Sprintf("%s:%d", b.node.addr, dataPort) }
 
-func (b *replica) endpoint() string {
-	addr := b.data()
+// url is what the gateway calls the endpoint.
+func (b *replica) url() string {
 	if b.relay != nil {
-		addr = b.relay.Addr()
+		return "http://" + b.relay.Addr()
 	}
+	return "http://" + b.data()
+}
+
+// endpoint is its line in the gateway's configuration.
+func (b *replica) endpoint() string {
 	if b.run.guarded {
-		return fmt.Sprintf("{url: %q, guard: \"%s:%d\"}", "http://"+addr, b.node.addr, controlPort)
+		return fmt.Sprintf("{url: %q, guard: \"%s:%d\"}", b.url(), b.node.addr, controlPort)
 	}
-	return fmt.Sprintf("{url: %q}", "http://"+addr)
+	return fmt.Sprintf("{url: %q}", b.url())
 }
 
 func (b *replica) engine() *process { return b.engines[len(b.engines)-1] }

@@ -222,8 +222,11 @@ func (r *run) serve() {
 
 // guardian is what the gateway tells operators of a guard.
 type guardian struct {
-	Up         bool  `json:"up"`
-	LateWrites int64 `json:"late_writes"`
+	endpoint string
+
+	Up         bool    `json:"up"`
+	Age        float64 `json:"heartbeat_age_seconds"`
+	LateWrites int64   `json:"late_writes"`
 }
 
 // guardians asks the gateway for its guards.
@@ -231,7 +234,8 @@ func (r *run) guardians() []guardian {
 	r.t.Helper()
 	var page struct {
 		Endpoints []struct {
-			Guard *guardian `json:"guard"`
+			Endpoint string    `json:"endpoint"`
+			Guard    *guardian `json:"guard"`
 		} `json:"endpoints"`
 	}
 	body, err := r.get(adminPort, "/admin/v1/endpoints")
@@ -246,6 +250,7 @@ func (r *run) guardians() []guardian {
 		if e.Guard == nil {
 			r.t.Fatalf("an endpoint without its guard: %s", body)
 		}
+		e.Guard.endpoint = e.Endpoint
 		all = append(all, *e.Guard)
 	}
 	return all
