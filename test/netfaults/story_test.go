@@ -191,10 +191,10 @@ func (s *story) settle() ending {
 		s.mend()
 		return got
 	}
-	if s.guarded && got != lost {
+	if got != lost {
 		rec, err := s.record(s.asked.Request)
 		s.must(err)
-		if len(rec.Attempts) > 1 && rec.Attempts[0].EndedAt.Before(s.struck) {
+		if first := rec.Attempts[0]; !first.EndedAt.IsZero() && first.EndedAt.Before(s.struck) {
 			s.missed = true
 			s.mend()
 			return got
