@@ -194,7 +194,7 @@ func (s *story) settle() ending {
 	if got != lost {
 		rec, err := s.record(s.asked.Request)
 		s.must(err)
-		if first := rec.Attempts[0]; !first.EndedAt.IsZero() && first.EndedAt.Before(s.struck) {
+		if all := rec.Attempts; len(all) > 0 && !all[0].EndedAt.IsZero() && all[0].EndedAt.Before(s.struck) {
 			s.missed = true
 			s.mend()
 			return got
