@@ -147,3 +147,11 @@ func TestLabReplaysATraceOfOnesOwn(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+func TestOverloadNeedsEngines(t *testing.T) {
+	for _, args := range [][]string{{"--engines", "0"}, {"--engine", "abacus"}} {
+		if out, err := run(append([]string{"lab", "overload"}, args...)...); err == nil {
+			t.Errorf("%v printed %s", args, out)
+		}
+	}
+}

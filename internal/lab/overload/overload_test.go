@@ -86,14 +86,13 @@ func TestTheSameSeedGivesTheSameRun(t *testing.T) {
 
 // carried is about what four 8b-a100 engines carry. TestCapacity says when it is
 // not true any more.
-const carried = 23.0
+const carried = 24.0
 
 // step plays the overload of some seeds, and the best of some steady loads.
 func step(t *testing.T, a Admission, seeds uint64) (goodput, peak, top, wasted, late float64) {
 	t.Helper()
 	s := Study{Pool: Pool{Engine: "8b-a100", Engines: 4}, Shape: Standard}
 	n := float64(seeds)
-	late = math.Inf(-1)
 	for seed := uint64(1); seed <= seeds; seed++ {
 		r, err := s.step(a, seed, carried)
 		if err != nil {
@@ -102,7 +101,7 @@ func step(t *testing.T, a Admission, seeds uint64) (goodput, peak, top, wasted, 
 		end := stepBefore + stepFor
 		p := r.Part(stepBefore, end)
 		goodput, top, wasted = goodput+p.Goodput/n, top+p.Priorities[Priorities[0]]/n, wasted+p.Wasted/n
-		late = max(late, r.Recovery(end, end+stepAfter, attainment)-max(r.drainAt(end), 1))
+		late += (r.Recovery(end, end+stepAfter, attainment) - r.drainAt(end)) / n
 	}
 	for _, load := range []float64{0.9, 1.1, 1.5} {
 		sum := 0.0
@@ -120,9 +119,11 @@ func step(t *testing.T, a Admission, seeds uint64) (goodput, peak, top, wasted, 
 
 func TestTwiceTheCapacityCostsTheHighestPriorityNothing(t *testing.T) {
 	slow(t)
-	seeds := uint64(2)
+	// Recovery is counted in whole seconds, and one bad second of a few seeds is
+	// chance; a queue that does not recover takes tens.
+	seeds, lateMax := uint64(2), 2.0
 	if long() {
-		seeds = 20
+		seeds, lateMax = 20, 0.5
 	}
 	goodput, peak, top, wasted, late := step(t, Headgate, seeds)
 	if goodput < 0.95*peak {
@@ -134,9 +135,8 @@ func TestTwiceTheCapacityCostsTheHighestPriorityNothing(t *testing.T) {
 	if wasted > 0.02 {
 		t.Errorf("%.4f of the work is wasted, want 0.02", wasted)
 	}
-	// Seconds are counted whole.
-	if late > 2 {
-		t.Errorf("it is over %.1f s later than the queue said", late)
+	if late > lateMax {
+		t.Errorf("it is over %.1f s later than the queue said, in the mean", late)
 	}
 	// That this is an overload at all:
 	none, _ := AdmissionNamed("none")
