@@ -175,7 +175,8 @@ func (b *Book) eligible(now time.Time, pool *fleet.Pool, ask *Ask) (pause time.D
 
 // dropBusy leaves those with room among the seats: nobody waits for a busy endpoint
 // while another has nothing to do, even if its own first output would come sooner.
-// In the laboratory it costs no goodput, and nobody has to wonder why an engine idles.
+// Nobody has to wonder why an engine idles. On engines of one speed it costs no goodput
+// in the laboratory; docs/routing.md says what it costs on those of two.
 func (b *Book) dropBusy() {
 	d, n := &b.decision, 0
 	for k, i := range d.seats {
