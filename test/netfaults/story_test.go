@@ -118,8 +118,8 @@ func (s *story) reach() {
 			return e.Event == simengine.EventFault && e.Attempt == 1
 		})
 	}
-	if e := s.victim.engine(); !e.stopped {
-		s.must(e.stop())
+	if e := s.victim.engine(); !e.stopped && s.stall > 0 {
+		s.must(e.stop()) // else it goes nowhere by itself
 	}
 	if s.begun() {
 		switch all := s.ask.tokens * s.ask.n; s.point.name {
@@ -312,7 +312,8 @@ func (s *story) reopen() {
 		want = refused(http.StatusBadRequest, "upstream_decode_interrupted")
 		again.told = true
 	}
-	if got != want {
+	// At its end an answer may have been stored before its last bytes were written.
+	if got != want && !(s.point.over && got == whole) {
 		s.t.Errorf("the same key leads to %q, want %q", got, want)
 	}
 }
