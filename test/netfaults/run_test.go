@@ -222,19 +222,20 @@ func (r *run) serve() {
 
 // guardian is what the gateway tells operators of a guard.
 type guardian struct {
-	endpoint string
+	endpoint, health string
 
 	Up         bool    `json:"up"`
 	Age        float64 `json:"heartbeat_age_seconds"`
 	LateWrites int64   `json:"late_writes"`
 }
 
-// guardians asks the gateway for its guards.
+// guardians asks the gateway for its guards, and how well their engines are.
 func (r *run) guardians() []guardian {
 	r.t.Helper()
 	var page struct {
 		Endpoints []struct {
 			Endpoint string    `json:"endpoint"`
+			Health   string    `json:"health"`
 			Guard    *guardian `json:"guard"`
 		} `json:"endpoints"`
 	}
@@ -247,10 +248,13 @@ func (r *run) guardians() []guardian {
 	}
 	var all []guardian
 	for _, e := range page.Endpoints {
+		if e.Guard == nil && !r.guarded {
+			e.Guard = &guardian{Up: true}
+		}
 		if e.Guard == nil {
 			r.t.Fatalf("an endpoint without its guard: %s", body)
 		}
-		e.Guard.endpoint = e.Endpoint
+		e.Guard.endpoint, e.Guard.health = e.Endpoint, e.Health
 		all = append(all, *e.Guard)
 	}
 	return all

@@ -134,14 +134,14 @@ func (s *story) reach() {
 	s.tell("replica %s is at %s, stream %v", s.victim.name, s.point.name, s.ask.stream)
 }
 
-// heard waits until the guards of all replicas but the victim were heard a moment
-// ago: on a busy machine they stood still for long, and nothing is dispatched to
-// one that was not.
+// heard waits until all replicas but the victim were found healthy, and their
+// guards heard, a moment ago: on a busy machine they stood still for long, and
+// nothing is dispatched to one that was not.
 func (s *story) heard() {
 	s.t.Helper()
-	s.await("the other guards to be heard", func() bool {
-		return !s.guarded || !slices.ContainsFunc(s.guardians(), func(g guardian) bool {
-			return g.endpoint != s.victim.url() && (!g.Up || g.Age < 0 || g.Age > heartbeat.Seconds())
+	s.await("the other replicas to be heard", func() bool {
+		return !slices.ContainsFunc(s.guardians(), func(g guardian) bool {
+			return g.endpoint != s.victim.url() && (g.health != "healthy" || !g.Up || g.Age < 0 || g.Age > heartbeat.Seconds())
 		})
 	})
 }
