@@ -31,10 +31,12 @@ func TestAnEngineThatIsBeingStoppedGetsNothing(t *testing.T) {
 	if got := <-first; got.status != 200 {
 		t.Fatalf("%+v", got)
 	}
-	text, err := os.ReadFile(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var text []byte
+	q.until("the command is running", func() bool {
+		var err error
+		text, err = os.ReadFile(pid)
+		return err == nil
+	})
 	number, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		t.Fatal(err)

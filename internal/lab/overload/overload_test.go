@@ -56,9 +56,9 @@ func TestChaosBreaksNoPromise(t *testing.T) {
 			outcomes[f.Outcome]++
 		}
 	}
-	// Runs in which nothing happens would prove nothing.
+	// Runs in which nothing happens would prove nothing; a few may miss the rarest.
 	for _, o := range []Outcome{Answered, Refused, Left, Broken} {
-		if outcomes[o] == 0 && last > first {
+		if outcomes[o] == 0 && last-first >= 9 {
 			t.Errorf("no request ended with outcome %d: %v", o, outcomes)
 		}
 	}
