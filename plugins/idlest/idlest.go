@@ -7,39 +7,23 @@ package idlest
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/headgate/headgate/plugin"
 )
 
-type picker struct{ within, share float64 }
+type picker struct{ plugin.Margin }
 
 // New makes the plugin.
 func New(o plugin.Options) (any, error) {
-	options := struct {
-		Within float64 `json:"within"`
-		Share  float64 `json:"share"`
-	}{}
-	if err := o(&options); err != nil {
-		return nil, err
-	}
-	if options.Within < 0 || options.Share < 0 {
-		return nil, fmt.Errorf("within and share: must not be negative")
-	}
-	return picker{options.Within, options.Share}, nil
+	m, err := plugin.NewMargin(o)
+	return picker{m}, err
 }
 
 // Pick takes the least load within the margin of the best score, at random among
 // equals. Without it small differences decide: a burst of short prompts piles up
 // where the last one happened to be computed a little faster.
 func (p picker) Pick(r *plugin.Request, candidates []plugin.Candidate, scores []float64) int {
-	best := scores[0]
-	for _, s := range scores {
-		if s > best {
-			best = s
-		}
-	}
-	margin := p.margin(best)
+	margin := p.Least(scores)
 	picked, least, ties := 0, math.MaxInt, 0
 	for i, s := range scores {
 		if s < margin {
@@ -58,12 +42,9 @@ func (p picker) Pick(r *plugin.Request, candidates []plugin.Candidate, scores []
 	return picked
 }
 
-// margin is the least score that counts as near the best.
-func (p picker) margin(best float64) float64 { return best - max(p.within, p.share*math.Abs(best)) }
-
 // Reason implements plugin.Reasoner.
 func (p picker) Reason(candidates []plugin.Candidate, scores []float64, picked int) string {
-	near, same, margin := 0, 0, p.margin(slices.Max(scores))
+	near, same, margin := 0, 0, p.Least(scores)
 	load := func(i int) int { return int(candidates[i].Load() + 0.5) }
 	for i, s := range scores {
 		if s < margin {
