@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"net/textproto"
 	"strconv"
 	"strings"
 	"time"
@@ -50,7 +49,7 @@ func own(name string) bool {
 // engineHeader is the header that an engine gets.
 func engineHeader(client http.Header, p *pool, id inference.RequestID) []upstream.Field {
 	fields := make([]upstream.Field, 0, len(client)+3)
-	listed := connectionListed(client)
+	listed := upstream.ListedByConnection(client)
 	for name, values := range client {
 		if name == "Authorization" && p.forwardAuth && p.authorization == "" {
 			// kept: the pool says so
@@ -68,7 +67,7 @@ func engineHeader(client http.Header, p *pool, id inference.RequestID) []upstrea
 // clientHeader is the header of an engine's answer as the client gets it.
 func clientHeader(engine http.Header, id inference.RequestID) http.Header {
 	h := make(http.Header, len(engine)+2)
-	listed := connectionListed(engine)
+	listed := upstream.ListedByConnection(engine)
 	for name, values := range engine {
 		if hopByHop[name] || listed[name] || own(name) || name == "Content-Length" || name == "Content-Encoding" {
 			continue
@@ -90,21 +89,6 @@ func clientHeader(engine http.Header, id inference.RequestID) http.Header {
 func identify(h http.Header, id inference.RequestID) {
 	h["X-Request-Id"] = []string{string(id)}
 	h["Request-Id"] = []string{string(id)}
-}
-
-// connectionListed are the headers that a Connection header claims for the
-// connection.
-func connectionListed(h http.Header) map[string]bool {
-	var listed map[string]bool
-	for _, line := range h["Connection"] {
-		for token := range strings.SplitSeq(line, ",") {
-			if listed == nil {
-				listed = map[string]bool{}
-			}
-			listed[textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(token))] = true
-		}
-	}
-	return listed
 }
 
 // retryAfter reads a Retry-After value: seconds or a date (RFC 9110 §10.2.3).

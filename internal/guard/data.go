@@ -386,9 +386,9 @@ func request(r *http.Request, body []byte) *upstream.Request {
 	if len(body) > 0 {
 		req.Body = [][]byte{body}
 	}
-	drop := connectionFields(r.Header)
+	listed := upstream.ListedByConnection(r.Header)
 	for name, values := range r.Header {
-		if slices.Contains(drop, name) || name == lease.Header {
+		if slices.Contains(hopByHop, name) || listed[name] || name == lease.Header {
 			continue
 		}
 		for _, v := range values {
@@ -406,23 +406,13 @@ var hopByHop = []string{
 	"Connection", "Content-Length", "Expect", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-func connectionFields(h http.Header) []string {
-	drop := hopByHop
-	for _, list := range h["Connection"] {
-		for name := range strings.SplitSeq(list, ",") {
-			drop = append(drop[:len(drop):len(drop)], http.CanonicalHeaderKey(strings.TrimSpace(name)))
-		}
-	}
-	return drop
-}
-
 // answerHeader fills in the head of an engine's answer. Its framing is kept: a
 // body that ends with its connection must not look whole on this side because
 // the connection broke on the other.
 func answerHeader(h http.Header, res *upstream.Response) {
-	drop := connectionFields(res.Header)
+	listed := upstream.ListedByConnection(res.Header)
 	for name, values := range res.Header {
-		if !slices.Contains(drop, name) && name != OriginHeader && name != ReasonHeader {
+		if !slices.Contains(hopByHop, name) && !listed[name] && name != OriginHeader && name != ReasonHeader {
 			h[name] = values
 		}
 	}

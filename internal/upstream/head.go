@@ -221,3 +221,19 @@ func hasToken(values []string, token string) bool {
 	}
 	return false
 }
+
+// ListedByConnection are the fields that a Connection field claims for the
+// connection (RFC 9110 §7.6.1), by canonical name. Whoever forwards a message
+// removes them.
+func ListedByConnection(h http.Header) map[string]bool {
+	var listed map[string]bool
+	for _, line := range h["Connection"] {
+		for token := range strings.SplitSeq(line, ",") {
+			if listed == nil {
+				listed = map[string]bool{}
+			}
+			listed[textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(token))] = true
+		}
+	}
+	return listed
+}
