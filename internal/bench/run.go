@@ -329,8 +329,11 @@ func (c *client) exchange(a arrival, due int64) (again bool, err error) {
 	if err := check.end(); err != nil {
 		return false, err
 	}
-	r.answered(due, c.in.at)
-	if m.tokens > 0 && r.within(due) {
+	// One that was due in the window and that the generator sent after it is the
+	// window's all the same, or the counts would not add up.
+	measured := r.within(cmp.Or(a.at, due))
+	r.answered(measured, due, c.in.at)
+	if m.tokens > 0 && measured {
 		waited := int64(0)
 		if m.received > 0 {
 			waited = m.sent - m.received
@@ -343,12 +346,12 @@ func (c *client) exchange(a arrival, due int64) (again bool, err error) {
 // answered counts a whole answer. Rates count what ended within the window, and
 // latency what was due in it: what a slow target answers later must not go
 // missing. A stream that was hurried after the window says nothing.
-func (r *run) answered(due, end int64) {
+func (r *run) answered(measured bool, due, end int64) {
 	r.whole.Add(1)
 	if r.within(end) {
 		r.requests.Add(1)
 	}
-	if r.within(due) && (r.within(end) || !r.Shape.Stream || r.Engine == nil) {
+	if measured && (r.within(end) || !r.Shape.Stream || r.Engine == nil) {
 		r.latency.Add(time.Duration(end - due))
 	}
 }

@@ -53,10 +53,14 @@ func startRelay(t *testing.T, engine string, r relay) string {
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var conns []net.Conn
+	over := false
 	keep := func(c net.Conn) {
 		mu.Lock()
+		defer mu.Unlock()
 		conns = append(conns, c)
-		mu.Unlock()
+		if over {
+			c.Close()
+		}
 	}
 	all.Go(func() {
 		for {
@@ -77,6 +81,7 @@ func startRelay(t *testing.T, engine string, r relay) string {
 	t.Cleanup(func() {
 		l.Close()
 		mu.Lock()
+		over = true
 		for _, c := range conns {
 			c.Close()
 		}

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/headgate/headgate/internal/freeport"
 )
 
 // Target is a proxy to measure. In Command and the text of Config, @LISTEN@ is
@@ -72,6 +74,7 @@ func (t Target) version(ctx context.Context) string {
 // process is a target at work.
 type process struct {
 	address string
+	port    *freeport.Port
 	pid     int // 0 for the engine itself
 	cmd     *exec.Cmd
 	dir     string
@@ -87,10 +90,12 @@ func (t Target) start(ctx context.Context, engine string, cpu int) (*process, er
 	}
 	p := &process{exited: make(chan struct{})}
 	var err error
-	if p.address, err = freeAddress(); err != nil {
+	if p.port, err = freeport.Take(); err != nil {
 		return nil, err
 	}
+	p.address = p.port.Addr
 	if p.dir, err = os.MkdirTemp("", "headgate-bench-"); err != nil {
+		p.port.Release()
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(p.address)
@@ -102,7 +107,7 @@ func (t Target) start(ctx context.Context, engine string, cpu int) (*process, er
 			err = os.WriteFile(filepath.Join(p.dir, "config"), []byte(fill.Replace(string(text))), 0o600)
 		}
 		if err != nil {
-			return nil, errors.Join(err, os.RemoveAll(p.dir))
+			return nil, errors.Join(err, p.clean())
 		}
 	}
 	var args []string
@@ -117,7 +122,7 @@ func (t Target) start(ctx context.Context, engine string, cpu int) (*process, er
 	p.cmd.WaitDelay = 5 * time.Second
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	if err := p.cmd.Start(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(p.dir))
+		return nil, errors.Join(err, p.clean())
 	}
 	p.pid = p.cmd.Process.Pid
 	go func() {
@@ -166,13 +171,10 @@ func (p *process) stop() {
 		}
 		<-p.exited
 	}
-	_ = os.RemoveAll(p.dir)
+	_ = p.clean()
 }
 
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
+func (p *process) clean() error {
+	p.port.Release()
+	return os.RemoveAll(p.dir)
 }

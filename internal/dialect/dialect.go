@@ -98,6 +98,18 @@ type Request struct {
 	PromptTokens inference.Tokens // Counted when the prompt is token ids alone, else Estimated
 }
 
+// More than any answer or request has, and far from overflow.
+const (
+	outputMax  = 1 << 40
+	choicesMax = 1 << 20
+)
+
+// OutputMax is how many tokens all answers together may have, 0 if that is not
+// limited.
+func (r *Request) OutputMax() int {
+	return min(r.MaxTokens, outputMax) * min(max(r.Choices, 1), choicesMax)
+}
+
 // An Edit replaces the bytes of its span by Text; an empty span inserts.
 type Edit struct {
 	Span

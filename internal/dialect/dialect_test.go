@@ -52,3 +52,15 @@ func TestTextEstimatesTokensByScript(t *testing.T) {
 		}
 	}
 }
+
+func TestOutputMaxDoesNotOverflow(t *testing.T) {
+	for _, c := range []struct{ tokens, choices, least int }{
+		{0, 3, 0}, {100, 1, 100}, {100, 3, 300}, {100, 0, 100},
+		{1<<57 + 1, 128, 1 << 40}, {1 << 62, 1 << 62, 1 << 40},
+	} {
+		r := Request{MaxTokens: c.tokens, Choices: c.choices}
+		if got := r.OutputMax(); got < c.least || c.tokens < 1<<40 && got != c.least {
+			t.Errorf("%d tokens of %d answers: %d", c.tokens, c.choices, got)
+		}
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/internal/guard/guardpb"
 	"github.com/headgate/headgate/internal/lease"
 )
@@ -83,17 +84,6 @@ func engineCommand(at string) []string {
 
 var someEngine = &url.URL{Scheme: "http", Host: "127.0.0.1:1"}
 
-// freeAddress is one that nothing listens at.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // running is a guard that Run runs in this process.
 type running struct {
 	*rig
@@ -152,7 +142,7 @@ func awaitEngine(t *testing.T, r *rig) {
 // A gateway learns that the engine's process has exited, and how, before its guard
 // is gone with it; the guard's exit code is the engine's.
 func TestRunEndsWithItsEngine(t *testing.T) {
-	at := freeAddress(t)
+	at := freeport.For(t)
 	r := run(t, Options{Config: Config{Engine: &url.URL{Scheme: "http", Host: at}}, Command: engineCommand(at), DrainTime: patience})
 	awaitEngine(t, r.rig)
 	l, _ := r.attach(gateway, 1)
@@ -288,7 +278,7 @@ func TestEngineDiesWithItsGuard(t *testing.T) {
 	for name, how := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "asked to end": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			at := freeAddress(t)
+			at := freeport.For(t)
 			guard := start(t, "guard", at)
 			awaitEngine(t, &rig{t: t, data: guard.line(t)})
 			// A connection to the engine itself ends when its process does.

@@ -142,6 +142,20 @@ func (r *rig) until(what string, holds func() bool) {
 	}
 }
 
+// written waits until the guard has noted that it wrote n bytes of an attempt, and
+// at which time. A client may have read them before.
+func (r *rig) written(key lease.Key, n int64) {
+	r.t.Helper()
+	r.until("the write is noted", func() bool {
+		r.guard.mu.Lock()
+		s := r.guard.serving[key]
+		r.guard.mu.Unlock()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.written == n
+	})
+}
+
 // client is a gateway's data connection.
 type client struct {
 	t    testing.TB
@@ -336,6 +350,7 @@ type line struct {
 	beat   *guardpb.Heartbeat // the newest
 	engine *guardpb.Engine    // the newest
 	ended  []*guardpb.End     // not asked for yet
+	syncs  int
 }
 
 // stub is a connection to the control port.
@@ -393,7 +408,11 @@ func (l *line) begun() (list []*guardpb.Listed) {
 		if err != nil {
 			l.t.Fatal(err)
 		}
-		list = append(list, m.GetList()...)
+		for _, item := range m.GetList() {
+			if !strings.HasPrefix(item.Key.Request, syncPrefix) {
+				list = append(list, item)
+			}
+		}
 		if m.Heartbeat != nil {
 			beats++
 		}
@@ -432,15 +451,21 @@ func (l *line) end(key lease.Key) *guardpb.End {
 	}
 }
 
-// sync waits for a whole heartbeat that the guard made after what was said before.
+// syncPrefix begins the names of requests that only sync asks about.
+const syncPrefix = "sync_"
+
+// sync waits for a heartbeat that the guard made after it had obeyed what was said
+// before: the revoke of an attempt that never was is acknowledged in its turn.
 // Ends that were due are in l.ended then.
 func (l *line) sync() {
 	l.t.Helper()
-	for range 3 {
-		for l.beat = nil; l.beat == nil; {
-			if _, err := l.recv(); err != nil {
-				l.t.Fatal(err)
-			}
+	l.syncs++
+	g := lease.Grant{Key: lease.Key{Request: inference.RequestID(fmt.Sprint(syncPrefix, l.syncs)), N: 1}, Guard: lease.Incarnation{Guard: "another", Boot: "boot-1"}, Gateway: gateway}
+	l.say(revoke(g))
+	l.end(g.Key)
+	for l.beat = nil; l.beat == nil; {
+		if _, err := l.recv(); err != nil {
+			l.t.Fatal(err)
 		}
 	}
 }

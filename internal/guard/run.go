@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/headgate/headgate/internal/process"
@@ -46,8 +47,8 @@ type Options struct {
 	Ready func(data, control net.Addr)
 }
 
-// tellTime bounds how long a guard whose engine has exited goes on, for its
-// gateways to hear of it.
+// tellTime bounds how long a guard whose engine has exited goes on, and then its
+// closing streams, for gateways to hear of it.
 const tellTime = time.Second
 
 // Run runs a guard until ctx is done or its engine has exited, whose exit code is
@@ -135,9 +136,17 @@ func Run(ctx context.Context, o Options) (code int, err error) {
 	}
 	_ = requests.Close()
 	g.Close()
-	streams.Stop()
+	endStreams(streams)
 	running.Wait()
 	return code, err
+}
+
+// endStreams ends the control streams, which are over, so that what was sent on them
+// arrives. A gateway that reads nothing is not waited for.
+func endStreams(streams *grpc.Server) {
+	late := time.AfterFunc(tellTime, streams.Stop)
+	defer late.Stop()
+	streams.GracefulStop()
 }
 
 // drain refuses new attempts and lets those under way end, within bounds.

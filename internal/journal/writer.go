@@ -164,18 +164,11 @@ func (w *writer) succeeded(batch []entry, g *group) {
 		if e.answer != nil {
 			answers += len(e.answer.Body)
 		}
-		if e.wait == nil {
-			if g.results[i].err != nil {
-				lost++
-			}
-			continue
-		}
-		if !e.wait.answer(g.results[i]) && g.results[i].decision.Runs() {
-			// Its client left while the key was being committed: nobody will
-			// run the request, and the key must not stay in flight.
-			w.abandon(g.results[i].decision.Record.RequestID)
+		if e.wait == nil && g.results[i].err != nil {
+			lost++
 		}
 	}
+	// Whoever is told finds the journal up.
 	w.mu.Lock()
 	recovered := w.down
 	w.answers -= answers
@@ -183,6 +176,13 @@ func (w *writer) succeeded(batch []entry, g *group) {
 	w.writing, w.down = time.Time{}, false
 	dropped := w.dropped
 	w.mu.Unlock()
+	for i := range batch {
+		if wait := batch[i].wait; wait != nil && !wait.answer(g.results[i]) && g.results[i].decision.Runs() {
+			// Its client left while the key was being committed: nobody will
+			// run the request, and the key must not stay in flight.
+			w.abandon(g.results[i].decision.Record.RequestID)
+		}
+	}
 	w.tries = 0
 	clear(batch)
 	if w.spare == nil && cap(batch) >= w.queueMax {
@@ -215,6 +215,12 @@ func (w *writer) failed(batch []entry, g *group, err error) {
 			delete(w.live, id) // whether it was kept is unknown: look again
 		}
 	}
+	// Whoever is told finds the journal down.
+	w.mu.Lock()
+	first := !w.down
+	w.down, w.urgent = true, false
+	waiting := w.pullWaitersLocked()
+	w.mu.Unlock()
 	dropped, answers := uint64(0), 0
 	for i := range batch {
 		e := &batch[i]
@@ -235,11 +241,8 @@ func (w *writer) failed(batch []entry, g *group, err error) {
 		}
 	}
 	w.mu.Lock()
-	first := !w.down
-	w.down, w.urgent = true, false
 	w.dropped += dropped
 	w.answers -= answers
-	waiting := w.pullWaitersLocked()
 	w.mu.Unlock()
 	for _, wait := range waiting {
 		wait.answer(result{err: err})

@@ -249,7 +249,8 @@ func TestManyClientsAreBatched(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if s := e.Snapshot(); s.Finished != 64 || s.Steps > 64*4/4 {
+	// One by one they would take 256 steps; those that come late cost some.
+	if s := e.Snapshot(); s.Finished != 64 || s.Steps > 64*4/2 {
 		t.Errorf("%d jobs in %d steps: not batched", s.Finished, s.Steps)
 	}
 }
@@ -358,18 +359,30 @@ func TestTokenTimesAreTheModels(t *testing.T) {
 }
 
 func TestIdleConnectionIsClosed(t *testing.T) {
-	e := start(t, Config{IdleTimeout: 10 * time.Millisecond})
-	c := dial(t, e).post(chatPath, whole4)
-	res := c.response()
-	_ = readAll(t, res)
-	if res.Close {
-		t.Error("keep-alive was not promised")
-	}
-	if raw, end := c.rest(); raw != "" || end != "FIN" {
-		t.Errorf("%q then %s", raw, end)
-	}
-	_ = c.Close()
-	await(t, e, func(en Entry) bool { return en.Event == EventConnClosed && en.Detail == "engine: idle" })
+	synctest.Test(t, func(t *testing.T) {
+		ln := newPipes()
+		e, err := Start(ln, Config{Name: "A", IdleTimeout: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		conn := ln.dial()
+		c := &client{t: t, Conn: conn, in: bufio.NewReader(conn)}
+		defer c.Close()
+		res := c.post(chatPath, whole4).response()
+		_ = readAll(t, res)
+		if res.Close {
+			t.Error("keep-alive was not promised")
+		}
+		answered := time.Now()
+		if raw, end := c.rest(); raw != "" || end != "FIN" {
+			t.Errorf("%q then %s", raw, end)
+		}
+		if silent := time.Since(answered); silent != time.Second {
+			t.Errorf("closed after %v", silent)
+		}
+		await(t, e, func(en Entry) bool { return en.Event == EventConnClosed && en.Detail == "engine: idle" })
+	})
 }
 
 func TestCloseAbortsWhatRuns(t *testing.T) {

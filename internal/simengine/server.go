@@ -85,7 +85,7 @@ func (c *conn) blame(who string) { c.closedBy.CompareAndSwap(nil, &who) }
 func (c *conn) serve() {
 	c.record(Entry{Event: EventAccepted, Detail: c.net.RemoteAddr().String()})
 	if c.accepted() == nil {
-		for c.next() == nil {
+		for silence := time.Duration(0); c.next(silence) == nil; silence = c.l.e.cfg.IdleTimeout {
 		}
 	}
 	if c.draining {
@@ -118,10 +118,11 @@ func (c *conn) accepted() error {
 	return nil
 }
 
-// next serves one request. An error ends the connection.
-func (c *conn) next() error {
-	if idle := c.l.e.cfg.IdleTimeout; idle > 0 {
-		_ = c.net.SetReadDeadline(time.Now().Add(idle))
+// next serves one request, for which it waits as long as silence says, or for
+// ever if that is 0. An error ends the connection.
+func (c *conn) next(silence time.Duration) error {
+	if silence > 0 {
+		_ = c.net.SetReadDeadline(time.Now().Add(silence))
 	}
 	if _, err := c.in.Peek(1); err != nil {
 		if timeout(err) {

@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/headgate/headgate/internal/freeport"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -55,12 +57,7 @@ func TestDialErrorsAreClassified(t *testing.T) {
 }
 
 func TestRefusedByKernel(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln.Close()
-	_, _, end := do(t, pool(t, "http://"+ln.Addr().String()), post("{}"))
+	_, _, end := do(t, pool(t, "http://"+freeport.For(t)), post("{}"))
 	if end.Cause != Refused {
 		t.Fatalf("got %v", end)
 	}

@@ -11,11 +11,11 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/internal/lifecycle"
 	"github.com/headgate/headgate/internal/simengine"
 )
@@ -54,7 +54,7 @@ func newRig(t *testing.T) *rig {
 	for _, p := range pools {
 		models = append(models, p.name)
 	}
-	live, dead := "", fmt.Sprintf("{url: %q}", "http://"+refusing(t))
+	live, dead := "", fmt.Sprintf("{url: %q}", "http://"+freeport.For(t))
 	for _, name := range []string{"A", "B"} {
 		e, err := simengine.Listen(simengine.Config{Name: name, Models: models})
 		if err != nil {
@@ -76,26 +76,6 @@ func newRig(t *testing.T) *rig {
 	r.process = startGateway(t, "routes:\n"+routes.String()+"pools:\n"+list.String())
 	t.Cleanup(r.process.Stop)
 	return r
-}
-
-// refusing is an address at which connections are refused for as long as the test
-// runs: a socket holds its port and does not listen. The port of a listener that
-// was closed may be another's a moment later.
-func refusing(t *testing.T) string {
-	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { syscall.Close(fd) })
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	at, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("127.0.0.1:%d", at.(*syscall.SockaddrInet4).Port)
 }
 
 func startGateway(t *testing.T, yaml string) *lifecycle.Process {

@@ -109,7 +109,7 @@ func scenarios() []scenario {
 		{Name: "leaves before output, whole", Fault: "stall@head", LeaveAfter: 300, ends: left},
 
 		// The engines ask for a pause; the next request must wait as long.
-		{Name: "busy, told by the engine", Lane: "busy", Model: "busy", Fault: "status@head:429:json:3", ends: passed, status: 429, visits: 2},
+		{Name: "busy, told by the engine", Lane: "busy", Model: "busy", Fault: "status@head:429:json:5", ends: passed, status: 429, visits: 2},
 		{Name: "busy, told by the gateway", Lane: "busy", Model: "busy", Stream: true, Retries: retries, ends: refused, code: "shed", status: 429, again: true},
 	}
 	for _, s := range refusals {

@@ -146,13 +146,15 @@ func TestSlowReaderIsNoIdleEngine(t *testing.T) {
 		}
 		x.end()
 	})
-	g := serve(t, e, "timeouts: {idle: 300ms}")
+	// Buffers that are full make the kernel drop and resend, which takes some
+	// hundred milliseconds now and then.
+	g := serve(t, e, "timeouts: {idle: 1500ms}")
 	res, err := g.begin(t, "POST", chat, strings.NewReader(streamed))
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := within(t, "the first delta", func() string { s, _ := readUntil(res.Body, "xxx"); return s })
-	<-time.After(1500 * time.Millisecond) // the client's pause is the stimulus
+	<-time.After(3 * time.Second) // the client's pause is the stimulus
 	a := within(t, "the rest", func() answer { return whole(res) })
 	a.body = first + a.body
 	same(t, a, 200, text)

@@ -76,20 +76,28 @@ var reachable = map[string][2]string{
 	"done":     {"", "finished"},
 }
 
-func (c *coverage) empty() []string {
+// empty lists the cells that can be reached and were not.
+func (c *coverage) empty() (list []cell) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var list []string
 	for _, point := range slices.Sorted(maps.Keys(reachable)) {
 		for phase, verdicts := range reachable[point] {
 			for v := range strings.FieldsSeq(verdicts) {
 				if at := (cell{point, v, phase == 1}); c.counts[at] == 0 {
-					list = append(list, at.String())
+					list = append(list, at)
 				}
 			}
 		}
 	}
 	return list
+}
+
+// missed lists the points of the empty cells.
+func (c *coverage) missed() (points []string) {
+	for _, at := range c.empty() {
+		points = append(points, at.point)
+	}
+	return slices.Compact(points)
 }
 
 // String is the table: one row per point, verdicts as columns, before/after.

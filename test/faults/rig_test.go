@@ -26,6 +26,7 @@ import (
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/attempt/trace"
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/sim/check"
 	"github.com/headgate/headgate/internal/simengine"
@@ -73,15 +74,6 @@ func newRig(t testing.TB, engines int, yaml func(static string) string, edit ...
 		for _, f := range edit {
 			f(&c)
 		}
-		// An address that no outgoing connection takes a port of, so that a
-		// dead engine can always come back to it.
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.%d:0", 20+i))
-		if err != nil {
-			ln, err = net.Listen("tcp", "127.0.0.1:0")
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
 		var e *simengine.Engine
 		started := make(chan struct{})
 		if c.OnExit == nil { // a process manager
@@ -90,7 +82,8 @@ func newRig(t testing.TB, engines int, yaml func(static string) string, edit ...
 				r.revive(e)
 			}
 		}
-		if e, err = simengine.Start(ln, c); err != nil {
+		var err error
+		if e, err = simengine.Start(freeport.Listen(t), c); err != nil {
 			t.Fatal(err)
 		}
 		close(started)
@@ -140,21 +133,16 @@ func onePool(settings ...string) func(static string) string {
 	}
 }
 
-// revive restarts an engine that is dead, unless the test is over. Its port may
-// be taken for a moment.
+// revive restarts an engine that is dead, unless the test is over.
 func (r *rig) revive(e *simengine.Engine) {
 	r.reviving.Lock()
 	defer r.reviving.Unlock()
-	deadline := time.Now().Add(patience)
-	for !r.over {
-		err := e.Restart(nil)
-		if err == nil || strings.Contains(err.Error(), "the engine lives") {
-			return // two faults may ask for one restart
-		}
-		if time.Now().After(deadline) {
-			r.t.Errorf("engine cannot be restarted: %v", err)
-			return
-		}
+	if r.over {
+		return
+	}
+	// Two faults may ask for one restart.
+	if err := e.Restart(nil); err != nil && !strings.Contains(err.Error(), "the engine lives") {
+		r.t.Errorf("engine cannot be restarted: %v", err)
 	}
 }
 

@@ -21,9 +21,13 @@ import (
 
 const interrupted = "upstream_decode_interrupted"
 
-// one asks one request of a new client, judges the answer and returns both.
+// one asks one request of a new client, judges the answer and returns both. An
+// engine that the request before it killed is back first.
 func (r *rig) one(q ask) (check.Answer, check.Seen) {
 	r.t.Helper()
+	for _, e := range r.engines {
+		r.revive(e)
+	}
 	a := r.ask(r.newClient("h1"), q)
 	return a, r.judge(a)
 }

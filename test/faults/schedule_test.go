@@ -25,13 +25,14 @@ import (
 var (
 	seedFlag = flag.Uint64("seed", 1, "first seed of TestSchedules")
 	runsFlag = flag.Int("runs", 0, "schedules that TestSchedules runs; 0: as many as cover everything, more with HEADGATE_LONG=1")
+	aimFlag  = flag.String("aim", "", "points that the faults of TestSchedules strike at, comma between them; empty: all")
 )
 
 const (
 	together = 4 // schedules at the same time: most of it is waiting
 
 	runsShort = 20
-	runsMore  = 20 // on top, as far as the table asks for them
+	runsMore  = 20 // on top, aimed at what the table misses
 	runsLong  = 160
 	slots     = 16 // clients at work at the same time
 	asksEach  = 4
@@ -157,7 +158,16 @@ func strikes(point, kind string, stream bool) bool {
 	return true
 }
 
-func draw(seed uint64) plan {
+// aimedAt is the part of the deck at these points: all of it, if there is none.
+func aimedAt(points []string) []card {
+	part := slices.DeleteFunc(slices.Clone(deck), func(c card) bool { return !slices.Contains(points, c.point) })
+	if len(part) == 0 {
+		return deck
+	}
+	return part
+}
+
+func draw(seed uint64, aim []string) plan {
 	rnd := rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))
 	one := func(n int) bool { return rnd.IntN(n) == 0 }
 	p := plan{seed: seed, engines: 3 + rnd.IntN(2), shared: one(6), rewrite: one(4)}
@@ -177,12 +187,13 @@ func draw(seed uint64) plan {
 		p.settings.ratio, p.settings.perSec = 0.1, 0.2
 	}
 	// The deck goes round, for calm seeds and for others: consecutive seeds
-	// between them play every card.
+	// between them play every card that is aimed at.
+	cards := aimedAt(aim)
 	next := int(seed/2) * slots * asksEach
 	for s := range p.slots {
 		p.clients[s] = []string{"h1", "h1", "h1-close", "h2c"}[rnd.IntN(4)]
 		for range asksEach {
-			c := deck[next%len(deck)]
+			c := cards[next%len(cards)]
 			next++
 			q := drawAsk(rnd, c, p.calm())
 			q.Model = fmt.Sprintf("m%d", s)
@@ -293,12 +304,20 @@ func TestSchedules(t *testing.T) {
 		}
 	}
 	cover := newCoverage()
-	fixed := *seedFlag == 1 && runs >= runsShort // else the table may have gaps
+	var aim []string
+	if *aimFlag != "" {
+		aim = strings.Split(*aimFlag, ",")
+	}
+	fixed := *seedFlag == 1 && runs >= runsShort && aim == nil // else the table may have gaps
 	for first := 0; first < runs || fixed && first < runs+runsMore && len(cover.empty()) > 0; first += together {
 		before := goleak.IgnoreCurrent()
 		last := first + together - 1
 		if first < runs {
 			last = min(last, runs-1)
+		} else {
+			// Where a fault is seen to strike depends on the machine's pace too:
+			// seeds alone reach the rarest cells most times, not every time.
+			aim = cover.missed()
 		}
 		t.Run(fmt.Sprintf("seeds=%d-%d", *seedFlag+uint64(first), *seedFlag+uint64(last)), func(t *testing.T) {
 			for i := first; i <= last; i++ {
@@ -307,10 +326,10 @@ func TestSchedules(t *testing.T) {
 					t.Parallel()
 					defer func() {
 						if t.Failed() {
-							t.Logf("replay: go test ./test/faults -run TestSchedules -seed=%d -runs=1", seed)
+							t.Logf("replay: go test ./test/faults -run TestSchedules -seed=%d -runs=1 -aim=%s", seed, strings.Join(aim, ","))
 						}
 					}()
-					runPlan(t, draw(seed), cover)
+					runPlan(t, draw(seed, aim), cover)
 				})
 			}
 		})
@@ -321,7 +340,7 @@ func TestSchedules(t *testing.T) {
 	t.Logf("%d requests\n%s", cover.requests, cover)
 	if fixed {
 		if empty := cover.empty(); len(empty) > 0 {
-			t.Errorf("these cells can be reached and were not: %s\n%s", strings.Join(empty, ", "), cover)
+			t.Errorf("these cells can be reached and were not: %v\n%s", empty, cover)
 		}
 	}
 }

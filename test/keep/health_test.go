@@ -6,13 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/internal/simengine"
 )
 
@@ -112,26 +111,6 @@ func TestOneFailedProbeChangesNothing(t *testing.T) {
 	})
 }
 
-// unopened is an address at which connections are refused until it is opened. The
-// port of a listener that was closed may be another's a moment later.
-func unopened(t *testing.T) (addr string, open func() net.Listener) {
-	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	must(t, err)
-	must(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	at, err := syscall.Getsockname(fd)
-	must(t, err)
-	f := os.NewFile(uintptr(fd), "unopened")
-	t.Cleanup(func() { f.Close() })
-	return fmt.Sprintf("127.0.0.1:%d", at.(*syscall.SockaddrInet4).Port), func() net.Listener {
-		must(t, syscall.Listen(fd, 128))
-		l, err := net.FileListener(f)
-		must(t, err)
-		must(t, f.Close())
-		return l
-	}
-}
-
 // EPT-3: not listening yet, then listening and still loading, then good; first
 // beside another engine, then alone.
 func TestEngineThatStartsGetsNothingUntilItIsReady(t *testing.T) {
@@ -139,7 +118,7 @@ func TestEngineThatStartsGetsNothingUntilItIsReady(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		t.Run(fmt.Sprintf("alone %v", alone), func(t *testing.T) {
 			t.Parallel()
-			addr, open := unopened(t)
+			addr := freeport.For(t)
 			rest := engines(t, 1, func(c *simengine.Config) { c.Name = "B" })
 			urls := fmt.Sprintf("{url: \"http://%s\"}", addr)
 			if !alone {
@@ -165,7 +144,9 @@ func TestEngineThatStartsGetsNothingUntilItIsReady(t *testing.T) {
 				t.Errorf("not listening and alone: %v", a)
 			}
 
-			e, err := simengine.Start(open(), simengine.Config{Name: "A", Tokens: 6, Faults: []string{"times=*;path=/health;status@head:503:empty"}})
+			l, err := net.Listen("tcp", addr)
+			must(t, err)
+			e, err := simengine.Start(l, simengine.Config{Name: "A", Tokens: 6, Faults: []string{"times=*;path=/health;status@head:503:empty"}})
 			must(t, err)
 			t.Cleanup(e.Close)
 			eventually(t, "it is known to be loading", func() bool { return g.states()["http://"+addr] == "unhealthy" })

@@ -33,6 +33,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/internal/lifecycle"
 	"github.com/headgate/headgate/internal/simengine"
 )
@@ -168,7 +169,7 @@ func engines(t *testing.T, n int, edit ...func(c *simengine.Config)) []*simengin
 		for _, f := range edit {
 			f(&c)
 		}
-		e, err := simengine.Listen(c)
+		e, err := simengine.Start(freeport.Listen(t), c)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,16 +10,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
-)
 
-// freeAddress is one at which nothing listens.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().String()
-}
+	"github.com/headgate/headgate/internal/freeport"
+)
 
 func reachable(address string) bool {
 	conn, err := net.DialTimeout("tcp", address, time.Second)
@@ -46,7 +39,7 @@ func startsSim(t *testing.T, address, idle string) string {
 // it when nobody asks for a while.
 func TestAnEngineRunsWhileSomebodyNeedsIt(t *testing.T) {
 	t.Parallel()
-	at := freeAddress(t)
+	at := freeport.For(t)
 	p := serve(t, t.TempDir(), startsSim(t, at, "1s"), launch{tags: "faultpoint"})
 	if reachable(at) {
 		t.Fatal("the engine runs before anybody asked")
@@ -82,7 +75,7 @@ func TestAnEngineRunsWhileSomebodyNeedsIt(t *testing.T) {
 
 func TestAnEngineThatWasStartedEndsWithTheGateway(t *testing.T) {
 	t.Parallel()
-	at := freeAddress(t)
+	at := freeport.For(t)
 	p := serve(t, t.TempDir(), startsSim(t, at, "1h"), launch{tags: "faultpoint"})
 	if got := p.post(chatOf("sim")); !got.whole() {
 		t.Fatalf("got %v", got)

@@ -252,8 +252,11 @@ keys: [{id: team, secret_sha256: %s, models: [sim]}, {id: other, secret_sha256: 
 			b, err := json.Marshal(entry)
 			must(t, err)
 			left["engine "+entry.Engine] = append(append(left["engine "+entry.Engine], b...), '\n')
-			if len(entry.Flagged) > 0 && !slices.Equal(entry.Flagged, []string{"Authorization"}) {
-				t.Errorf("the engine got %v", entry.Flagged)
+			for _, name := range entry.Flagged {
+				// The gateway's own questions about models keep no connection.
+				if own := name == "Connection" && entry.Path == "/v1/models"; name != "Authorization" && !own {
+					t.Errorf("the engine got %s at %s", name, entry.Path)
+				}
 			}
 		}
 	}

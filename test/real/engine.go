@@ -28,7 +28,7 @@ type EngineConfig struct {
 	Slots   int    // requests at once; 0 is 4
 	Context int    // tokens that the slots share; 0 is 2048 each
 	Dir     string // where the log is kept
-	Port    int    // 0 takes a free one
+	Addr    string // host:port, its own also while it does not run: internal/freeport
 }
 
 // Engine is a llama-server process. Its output is its log, which is both kept
@@ -62,12 +62,9 @@ func StartEngine(ctx context.Context, c EngineConfig) (*Engine, error) {
 
 // LaunchEngine starts the process and does not wait for anything.
 func LaunchEngine(c EngineConfig) (*Engine, error) {
-	port := c.Port
-	if port == 0 {
-		var err error
-		if port, err = freePort(); err != nil {
-			return nil, err
-		}
+	host, port, err := net.SplitHostPort(c.Addr)
+	if err != nil {
+		return nil, err
 	}
 	slots := c.Slots
 	if slots == 0 {
@@ -78,17 +75,16 @@ func LaunchEngine(c EngineConfig) (*Engine, error) {
 		tokens = 2048 * slots
 	}
 	e := &Engine{
-		Name: c.Name, Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+		Name: c.Name, Addr: c.Addr,
 		LogFile: c.Dir + "/" + c.Name + ".log", exited: make(chan struct{}),
 	}
-	var err error
 	if e.file, err = os.OpenFile(e.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
 		return nil, err
 	}
 	// More threads than one spin while they wait for each other and starve a
 	// small machine.
 	e.cmd = exec.Command(c.Binary, "-m", c.Model, "-a", c.Alias,
-		"--host", "127.0.0.1", "--port", strconv.Itoa(port),
+		"--host", host, "--port", port,
 		"-c", strconv.Itoa(tokens), "-np", strconv.Itoa(slots), "-t", "1", "--poll", "0",
 		"--metrics", "--slots", "--no-webui", "--jinja")
 	e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -104,15 +100,6 @@ func LaunchEngine(c EngineConfig) (*Engine, error) {
 		e.update(func() { e.gone = true })
 	}()
 	return e, nil
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // engineOutput is the engine as the writer of its output.

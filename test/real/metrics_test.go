@@ -5,7 +5,6 @@ package real_test
 import (
 	"fmt"
 	"net"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -47,10 +46,6 @@ func TestMetricsOfLlamaServer(t *testing.T) {
 		e, err := real.StartEngine(r.ctx, c)
 		r.must(err)
 		t.Cleanup(e.Kill)
-		_, port, err := net.SplitHostPort(e.Addr)
-		r.must(err)
-		c.Port, err = strconv.Atoi(port)
-		r.must(err)
 		engines, configs = append(engines, e), append(configs, c)
 	}
 	f := newFront(t, "scrape: {interval: 100ms}, health: {interval: 0s}", engines[0].Addr, engines[1].Addr)

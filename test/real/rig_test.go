@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/internal/lifecycle"
 	"github.com/headgate/headgate/test/real"
 )
@@ -96,7 +97,7 @@ func blankRig(t *testing.T) *rig {
 func (r *rig) engine(name, model string) real.EngineConfig {
 	r.t.Helper()
 	return real.EngineConfig{
-		Name: name, Binary: part(r.t, "llama.sh"), Model: part(r.t, "model.sh", model), Alias: "tiny", Dir: r.keep(),
+		Name: name, Binary: part(r.t, "llama.sh"), Model: part(r.t, "model.sh", model), Alias: "tiny", Dir: r.keep(), Addr: freeport.For(r.t),
 	}
 }
 

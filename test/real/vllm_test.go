@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/test/real"
 )
 
@@ -114,12 +115,7 @@ func TestVLLM(t *testing.T) {
 	engines := make([]*vllm, 2)
 	addresses := make([]string, 2)
 	for i := range engines {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		addresses[i] = l.Addr().String()
-		l.Close()
+		addresses[i] = freeport.For(t)
 		engines[i] = &vllm{t: t, python: python, model: model, address: addresses[i], log: filepath.Join(t.TempDir(), "log")}
 		engines[i].start()
 		t.Cleanup(engines[i].kill)

@@ -77,7 +77,8 @@ func (s *Stream) CloseInput() (dialect.Event, bool) {
 	}
 	// Capped, so that the line ends are not written over what the bytes lie in.
 	b := judged.Bytes[:len(judged.Bytes):len(judged.Bytes)]
-	if last := b[len(b)-1]; last != '\n' && last != '\r' {
+	// After a CR alone too: with the LF of the blank line it would be one line end.
+	if b[len(b)-1] != '\n' {
 		b = append(b, '\n')
 	}
 	judged.Bytes = append(b, '\n')

@@ -384,7 +384,7 @@ func TestLastEventWithoutBlankLine(t *testing.T) {
 		whole:                                    whole + "\n\n",
 		whole + "\n":                             whole + "\n\n",
 		whole + "\r\n":                           whole + "\r\n\n",
-		whole + "\r":                             whole + "\r\n",
+		whole + "\r":                             whole + "\r\n\n", // CR LF is one line end
 		whole + "\n\r":                           whole + "\n\r",
 		"data: [DONE]":                           "data: [DONE]\n\n",
 		"id: 1\ndata: [DONE]\nid":                "id: 1\ndata: [DONE]\nid\n\n",

@@ -15,7 +15,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -25,6 +24,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/test/real"
 )
 
@@ -64,6 +64,12 @@ func (d *demo) run(ctx context.Context) error {
 	for _, name := range []string{"A", "B"} {
 		c := d.engine
 		c.Name = name
+		port, err := freeport.Take()
+		if err != nil {
+			return err
+		}
+		defer port.Release()
+		c.Addr = port.Addr
 		e, err := real.StartEngine(ctx, c)
 		if err != nil {
 			return err
@@ -105,12 +111,11 @@ func (d *demo) run(ctx context.Context) error {
 
 // serve starts the gateway and waits until it listens.
 func (d *demo) serve(ctx context.Context) (stop func(), err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Take()
 	if err != nil {
 		return nil, err
 	}
-	d.addr = l.Addr().String()
-	l.Close()
+	d.addr = port.Addr
 	args := []string{"serve", "--listen", d.addr, "--admin", "", "--log-level", "debug"}
 	for _, e := range d.engines {
 		args = append(args, "--upstream", "http://"+e.Addr)
@@ -119,6 +124,7 @@ func (d *demo) serve(ctx context.Context) (stop func(), err error) {
 	log := newOutput()
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
+		port.Release()
 		return nil, err
 	}
 	exited := make(chan struct{})
@@ -130,6 +136,7 @@ func (d *demo) serve(ctx context.Context) (stop func(), err error) {
 	stop = func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		<-exited
+		port.Release()
 	}
 	if text := log.until(ctx, "msg=listening", 1); !strings.Contains(text, "msg=listening") {
 		stop()
@@ -346,14 +353,8 @@ func (d *demo) revive(ctx context.Context) error {
 			continue
 		}
 		c := d.engine
-		c.Name = e.Name
-		_, port, err := net.SplitHostPort(e.Addr)
-		if err != nil {
-			return err
-		}
-		if _, err := fmt.Sscan(port, &c.Port); err != nil {
-			return err
-		}
+		c.Name, c.Addr = e.Name, e.Addr
+		var err error
 		if d.engines[i], err = real.StartEngine(ctx, c); err != nil {
 			return err
 		}
