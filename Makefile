@@ -1,7 +1,7 @@
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS   += --no-print-directory
-.PHONY: help run demo demo-real test test-long test-faults tools check unit race fuzz integration formal sim sim-long bench microbench bench-routing bench-flow gen
+.PHONY: help run demo demo-real test test-long test-faults test-jitter tools check unit race fuzz integration formal sim sim-long bench microbench bench-routing bench-flow gen
 
 # Tests ask testing.Short whether they are left to make test-long.
 SHORT    ?= -short
@@ -61,6 +61,10 @@ test-faults: ## kill, stop and cut off real processes, ROUNDS=n times at every p
 	@test/deps/net.sh; bin=$$(mktemp -d)/netfaults; go test -c -o $$bin ./test/netfaults; cd test/netfaults; \
 		$$bin -test.timeout 0 -rounds=$(or $(ROUNDS),50) -seed=$(or $(SEED),1)
 
+test-jitter: ## run tests with delays at locks, channels and sockets, ROUNDS=n times
+	@dir=$$(mktemp -d); go run ./test/jitter $$dir; export GOFLAGS=-overlay=$$dir/overlay.json GOMAXPROCS=8; \
+		go test -short -p 4 -timeout 30m -count=$(or $(ROUNDS),3) $(packages) ./test/contract ./test/faults ./test/keep
+
 formal: ## check the formal models of leases, keys and takeovers, every run
 	go test -count=1 -timeout 30m ./formal -whole
 
@@ -83,9 +87,9 @@ microbench: ## Go benchmarks; BENCH=name picks some
 TRACES ?=
 
 bench-routing: ## compare routing policies in the laboratory; TRACES=folder
-	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101,9102 --cell b2b/64/one,codegen/64/one \
-		--out bench/out/routing.json --plots bench/out/routing
-	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9101 --engines 4,8 --model alternating \
+	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9301,9302 --cell b2b/64/one,codegen/64/one \
+		--out bench/out/routing.json --plots bench/out/routing --table bench/out/routing.md
+	go run ./cmd/headgate lab --traces '$(TRACES)' --seed 9301 --engines 4,8 --model alternating \
 		--out bench/out/routing-alternating.json --against bench/out/routing.json
 
 bench-flow: ## give pools twice what they carry: flow control beside others'

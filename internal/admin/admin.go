@@ -96,6 +96,13 @@ type endpoint struct {
 	Prefix   prefix    `json:"prefix"`
 }
 
+// leaving is an endpoint that was removed or drains, until its last request ends.
+type leaving struct {
+	Pool     string               `json:"pool"`
+	Endpoint inference.EndpointID `json:"endpoint"`
+	InFlight int                  `json:"in_flight"`
+}
+
 // metrics is what an endpoint's engine is, and how asking for its metrics goes.
 type metrics struct {
 	Engine   string `json:"engine"`
@@ -168,8 +175,11 @@ func value(v plugin.Value) *float64 {
 }
 
 func (a *api) endpoints(w http.ResponseWriter, _ *http.Request) {
-	list := []endpoint{}
+	list, going := []endpoint{}, []leaving{}
 	for _, pool := range a.Gateway.Status() {
+		for _, l := range pool.Leaving {
+			going = append(going, leaving{pool.Pool, l.Endpoint, l.InFlight})
+		}
 		for _, s := range pool.Endpoints {
 			list = append(list, endpoint{
 				Pool: pool.Pool, Endpoint: s.Endpoint, InFlight: s.InFlight, Ejected: s.Ejected, Health: s.Health.String(),
@@ -178,7 +188,7 @@ func (a *api) endpoints(w http.ResponseWriter, _ *http.Request) {
 			})
 		}
 	}
-	write(w, map[string]any{"endpoints": list})
+	write(w, map[string]any{"endpoints": list, "leaving": going})
 }
 
 func (a *api) requests(w http.ResponseWriter, r *http.Request) {

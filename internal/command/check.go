@@ -21,9 +21,21 @@ func newCheck(plugins lifecycle.Plugins) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: ok: %d listeners, %d routes, %d pools\n",
-				args[0], len(c.Listeners), len(c.Routes), len(c.Pools))
+			if len(c.Pools) == 0 {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: ok, but nothing is served: there are no pools\n", args[0])
+				return nil
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: ok: %s, %s, %s\n", args[0],
+				count(len(c.Listeners), "listener"), count(len(c.Routes), "route"), count(len(c.Pools), "pool"))
 			return nil
 		},
 	}
+}
+
+// count is a number of things in words.
+func count(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/plugin"
 )
 
@@ -30,13 +31,23 @@ func Run(ctx context.Context, plugins map[string]plugin.Factory, args []string, 
 	if err == nil {
 		return 0
 	}
-	if !errors.Is(err, errTold) {
-		fmt.Fprintln(stderr, "headgate:", err)
-	}
+	tell(stderr, err)
 	if exit, ok := errors.AsType[errExit](err); ok {
 		return exit.code
 	}
 	return 1
+}
+
+// tell prints why a command failed.
+func tell(stderr io.Writer, err error) {
+	switch problems, ok := errors.AsType[config.Problems](err); {
+	case errors.Is(err, errTold):
+	case ok && problems[0].File != "":
+		// Each line begins with file:line:column, so that editors find the place.
+		fmt.Fprintf(stderr, "%v\nheadgate: %s\n", problems, problems.Count())
+	default:
+		fmt.Fprintln(stderr, "headgate:", err)
+	}
 }
 
 // errTold ends a command whose failure was reported already.

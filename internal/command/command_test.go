@@ -9,8 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/headgate/headgate/plugins/standard"
 )
@@ -41,8 +44,102 @@ func TestCheckTellsAllProblemsWithTheirPlaces(t *testing.T) {
 	}
 }
 
+// TestCheckTellsWhatIsWrongWithPluginsToo: at once with everything else, all of it,
+// each at its place, on lines that editors can follow, and then how many there are.
+func TestCheckTellsWhatIsWrongWithPluginsToo(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "headgate.yaml")
+	yaml := `pools:
+  p:
+    discovery: {static: [{url: "http://a"}]}
+    flow: {max_concurrency: many}
+    routing:
+      plugins:
+        - {plugin: kost}
+        - {plugin: cost, options: {adapterLoad: 1}}
+        - {plugin: cost, weight: -1}
+        - {plugin: label, weight: 2}
+        - {plugin: label, options: {in: {zone: eu}}}
+        - {plugin: idlest, options: {within: 5ms}}
+        - {plugin: random}
+        - {plugin: idlest}
+      fallbacks:
+        - {plugins: [{plugin: label}, {plugin: x}]}
+        - {plugins: [{plugin: label}]}
+        - {profile: fast}
+  "No 2":
+    discovery: {static: [{url: "http://a"}]}
+    routing: {plugins: [{plugin: cozt}]}
+  r:
+    discovery: {static: [{url: "http://a"}]}
+    routing: {plugins: [{plugin: cost}], fallbacks: [{profile: weighted}]}
+routes: [{backends: [{pool: p}, {pool: "No 2"}, {pool: r}]}]
+`
+	if err := os.WriteFile(file, []byte(yaml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const there = "there are cost, idlest, kvcache, label, leastload, loraaffinity, prefixcache, queuedepth, random, session"
+	want := `4:29: pools.p.flow.max_concurrency: "many" is not auto or a whole number from 1 to 1000000
+7:20: pools.p.routing.plugins[0].plugin: there is no plugin "kost"; ` + there + `
+8:35: pools.p.routing.plugins[1].options: adapterLoad 1: must be a duration such as 1s or 500ms
+9:34: pools.p.routing.plugins[2].weight: -1 is not above 0 and at most 1e+09
+10:35: pools.p.routing.plugins[3].weight: has no effect: label does not score
+11:36: pools.p.routing.plugins[4].options: option in: must be a list of texts, not a text
+12:37: pools.p.routing.plugins[5].options: option within: must be a number, not a text
+14:20: pools.p.routing.plugins[7].plugin: idlest picks, and plugins[6] does already: keep one
+16:48: pools.p.routing.fallbacks[0].plugins[1].plugin: there is no plugin "x"; ` + there + `
+17:12: pools.p.routing.fallbacks[1].plugins: a profile needs a plugin that scores or picks
+18:21: pools.p.routing.fallbacks[2].profile: must be cost, weighted or least_load, not "fast"
+19:3: pools."No 2": the name is not 1 to 63 lower-case letters, digits or hyphens
+21:34: pools."No 2".routing.plugins[0].plugin: there is no plugin "cozt"; ` + there + `
+24:54: pools.r.routing.fallbacks[0]: is never used: nothing filters before it
+`
+	want = file + ":" + strings.ReplaceAll(strings.TrimSpace(want), "\n", "\n"+file+":") + "\nheadgate: 14 problems\n"
+	for _, args := range [][]string{{"check", file}, {"serve", "--config", file}} {
+		var errs bytes.Buffer
+		if code := Run(t.Context(), standard.Plugins, args, &errs); code != 1 {
+			t.Errorf("%v: exit %d", args, code)
+		}
+		if diff := cmp.Diff(want, errs.String()); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", args, diff)
+		}
+	}
+}
+
+// Problems are counted, and those that are no file's are the program's.
+func TestProblemsAreCounted(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "headgate.yaml")
+	for yaml, want := range map[string]string{
+		"x: 1\n":                       "headgate: 1 problem\n",
+		strings.Repeat("x: 1\n", 1200): "headgate: more than 1000 problems\n",
+	} {
+		if err := os.WriteFile(file, []byte(yaml), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var errs bytes.Buffer
+		Run(t.Context(), standard.Plugins, []string{"check", file}, &errs)
+		if got := errs.String(); !strings.HasPrefix(got, file+":1:1: ") || !strings.HasSuffix(got, want) {
+			t.Errorf("got %.200s, want %s at its end", got, want)
+		}
+	}
+	var errs bytes.Buffer
+	Run(t.Context(), standard.Plugins, []string{"serve", "--upstream", "ftp://x"}, &errs)
+	if want := "headgate: upstream[0]: must begin with http:// or https://\n"; errs.String() != want {
+		t.Errorf("got %s, want %s", &errs, want)
+	}
+}
+
+func TestCheckSaysThatNothingIsServed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "headgate.yaml")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run("check", file); err != nil || out != file+": ok, but nothing is served: there are no pools\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
 func TestCheckPassesTheExample(t *testing.T) {
-	if out, err := run("check", "../../examples/headgate.yaml"); err != nil || !strings.Contains(out, ": ok: ") {
+	if out, err := run("check", "../../examples/headgate.yaml"); err != nil || !strings.Contains(out, ": ok: 1 listener, 1 route, 1 pool\n") {
 		t.Errorf("%q, %v", out, err)
 	}
 }
@@ -114,8 +211,12 @@ func TestLabComparesAndRanks(t *testing.T) {
 	dir := t.TempDir()
 	first := filepath.Join(dir, "first.json")
 	args := []string{"lab", "--workload", "codegen", "--engines", "2", "--speed", "one", "--cell", "b2b/2/two", "--policy", "headgate,lpwl,round-robin", "--seed", "1"}
-	if _, err := run(append(args, "--out", first, "--plots", dir)...); err != nil {
+	table := filepath.Join(dir, "table.md")
+	if _, err := run(append(args, "--out", first, "--plots", dir, "--table", table)...); err != nil {
 		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(table); err != nil || !strings.Contains(string(text), "| all | headgate | 2 |") || !strings.Contains(string(text), "\n| b2b | 2 | two | ") {
+		t.Errorf("%v\n%s", err, text)
 	}
 	for _, name := range []string{first, filepath.Join(dir, "summary.svg"), filepath.Join(dir, "codegen-2-one-speed.svg"), filepath.Join(dir, "b2b-2-two-speed.svg")} {
 		if s, err := os.Stat(name); err != nil || s.Size() == 0 {
@@ -126,7 +227,16 @@ func TestLabComparesAndRanks(t *testing.T) {
 	if err != nil || !strings.Contains(out, "rank correlation 1.00") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for _, bad := range [][]string{{"--policy", "nobody"}, {"--workload", "nothing"}, {"--model", "none"}, {"--speed", "three"}, {"--against", dir}, {"--cell", "b2b/2"}, {"--cell", "b2b/x/one"}, {"--cell", "b2b/0/one"}} {
+	// Peers that are not played again come to the same.
+	second := filepath.Join(dir, "second.json")
+	if _, err := run(append(args, "--peers", first, "--out", second)...); err != nil {
+		t.Fatal(err)
+	}
+	was, _ := readSweep(first)
+	if is, err := readSweep(second); err != nil || !reflect.DeepEqual(is, was) {
+		t.Errorf("%v\nplayed %+v\ntaken  %+v", err, was, is)
+	}
+	for _, bad := range [][]string{{"--peers", first, "--seed", "2"}, {"--peers", dir}, {"--policy", "nobody"}, {"--workload", "nothing"}, {"--model", "none"}, {"--speed", "three"}, {"--against", dir}, {"--cell", "b2b/2"}, {"--cell", "b2b/x/one"}, {"--cell", "b2b/0/one"}} {
 		if _, err := run(append(args, bad...)...); err == nil {
 			t.Errorf("%v: no complaint", bad)
 		}
@@ -136,14 +246,14 @@ func TestLabComparesAndRanks(t *testing.T) {
 func TestLabReplaysATraceOfOnesOwn(t *testing.T) {
 	dir := t.TempDir()
 	var trace strings.Builder
-	for i := range 600 {
+	for i := range 120 {
 		fmt.Fprintf(&trace, `{"timestamp": %d, "input_length": %d, "output_length": 50, "hash_ids": [0, %d, %d]}`+"\n", i*500, 1400+i%100, 1+i%7, 8+i)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "mine.jsonl"), []byte(trace.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := run("lab", "--traces", dir, "--workload", "mine.jsonl", "--engines", "1,2", "--speed", "one", "--policy", "headgate,lpwl", "--engine", "8b-h100")
-	if err != nil || !strings.Contains(out, "mine.jsonl/2/one-speed/8b-h100") {
+	out, err := run("lab", "--traces", dir, "--workload", "mine.jsonl", "--engines", "1", "--speed", "one", "--policy", "headgate,lpwl", "--engine", "8b-a100")
+	if err != nil || !strings.Contains(out, "mine.jsonl/1/one-speed/8b-a100") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -47,7 +48,7 @@ endpoints fared, and why one won. Nothing is sent to an engine.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.admin, "admin", "http://127.0.0.1:9901", "URL of the gateway's admin listener")
+	flags.StringVar(&f.admin, "admin", "http://127.0.0.1:9901", "address of the gateway's admin listener: host:port, or a URL")
 	flags.StringVar(&f.tokenFile, "token-file", "", "file with the admin listener's token")
 	flags.StringVar(&f.path, "path", "/v1/chat/completions", "path of the request")
 	flags.StringVar(&f.host, "host", "", "Host of the request")
@@ -87,9 +88,14 @@ func (f *explainFlags) run(ctx context.Context, in io.Reader, out io.Writer) err
 func (f *explainFlags) ask(ctx context.Context, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, explainTime)
 	defer cancel()
-	base, err := url.Parse(f.admin)
+	// Configurations have the address without a scheme.
+	admin := f.admin
+	if !strings.Contains(admin, "://") {
+		admin = "http://" + admin
+	}
+	base, err := url.Parse(admin)
 	if err != nil {
-		return nil, fmt.Errorf("--admin: %w", err)
+		return nil, fmt.Errorf("--admin %q: write it as http://host:port", f.admin)
 	}
 	conn, err := upstream.New(upstream.Config{URL: base, ConnectTimeout: explainTime})
 	if err != nil {
@@ -125,6 +131,40 @@ func (f *explainFlags) ask(ctx context.Context, body []byte) ([]byte, error) {
 	return answer, nil
 }
 
+// printDecision writes what the request would do, and by what that was decided.
+func printDecision(w io.Writer, e *gateway.Explained) {
+	d := e.Decision
+	fmt.Fprintf(w, "priority\t%d", e.Priority)
+	if e.Objective != "" {
+		fmt.Fprintf(w, ", objective %s", e.Objective)
+	}
+	fmt.Fprintf(w, "\ntargets\tfirst output %s, per token %s\n", target(d.TTFT), target(d.TPOT))
+	if q := e.Queued; q != nil && q.Requests > 0 {
+		fmt.Fprintf(w, "queue\t%d wait, %d of them with this priority or a higher one; what follows is as if nobody did\n", q.Requests, q.Before)
+	}
+	switch {
+	case d.Waits && d.Endpoint != "":
+		fmt.Fprintf(w, "would wait\tfor %s, which has no room\nbecause\t%s\n", d.Endpoint, d.Reason)
+	case d.Waits && slices.ContainsFunc(d.Candidates, func(c gateway.CandidateFate) bool { return c.Out == "full" || c.Out == "busy" }):
+		fmt.Fprintln(w, "would wait\tfor room on any endpoint that could take it")
+	case d.Waits:
+		fmt.Fprintln(w, "would wait\tfor an engine to be started")
+	case d.Endpoint != "":
+		fmt.Fprintf(w, "goes to\t%s\nbecause\t%s\n", d.Endpoint, d.Reason)
+	}
+	if d.Fallback > 0 {
+		fmt.Fprintf(w, "decided by\tfallback %d: the filters before it leave nobody\n", d.Fallback)
+	}
+}
+
+// target is a time to keep, in words.
+func target(seconds float64) string {
+	if seconds == 0 {
+		return "none"
+	}
+	return time.Duration(seconds * float64(time.Second)).Round(time.Millisecond / 10).String()
+}
+
 // printExplained writes for people.
 func printExplained(out io.Writer, e *gateway.Explained) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -141,7 +181,11 @@ func printExplained(out io.Writer, e *gateway.Explained) error {
 	if e.Route != nil {
 		var backends []string
 		for _, b := range e.Backends {
-			backends = append(backends, fmt.Sprintf("%s %d", b.Pool, b.Weight))
+			text := fmt.Sprintf("%s %d", b.Pool, b.Weight)
+			if b.Model != "" {
+				text += " as " + b.Model
+			}
+			backends = append(backends, text)
 		}
 		fmt.Fprintf(w, "route\troutes[%d], of pools by weight: %s\n", *e.Route, strings.Join(backends, ", "))
 		fmt.Fprintf(w, "pool\t%s, profile %s\n", e.Pool, e.Profile)
@@ -153,12 +197,7 @@ func printExplained(out io.Writer, e *gateway.Explained) error {
 	if e.Decision == nil {
 		return w.Flush()
 	}
-	if d := e.Decision; d.Endpoint != "" {
-		fmt.Fprintf(w, "goes to\t%s\nbecause\t%s\n", d.Endpoint, d.Reason)
-		if d.Fallback > 0 {
-			fmt.Fprintf(w, "decided by\tfallback %d: the filters before it leave nobody\n", d.Fallback)
-		}
-	}
+	printDecision(w, e)
 	if err := w.Flush(); err != nil {
 		return err
 	}

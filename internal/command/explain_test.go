@@ -67,11 +67,11 @@ pools:
 	}
 	body := `{"model":"nick","messages":[{"role":"user","content":"` + strings.Repeat("swordfish ", 200) + `"}]}`
 
-	text, err := explain(body, "--token-file", token, "-H", "x-session-id: opensesame")
+	text, err := explain(body, "--token-file", token, "-H", "x-session-id: opensesame", "-H", "x-slo-ttft-ms: 1500")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"nick, to engines sim", "routes[1]", "up 3, down 0", "profile cost", "goes to", "because", "least loaded of 2", "cost -", urls[0], urls[1]} {
+	for _, want := range []string{"nick, to engines sim", "routes[1]", "up 3, down 0", "profile cost", "priority  0", "first output 1.5s, per token none", "goes to", "because", "least loaded of 2", "cost -", urls[0], urls[1]} {
 		if !strings.Contains(text, want) {
 			t.Errorf("lacks %q:\n%s", want, text)
 		}
@@ -114,7 +114,52 @@ pools:
 	if _, err = explain(body); err == nil || !strings.Contains(err.Error(), "401") {
 		t.Errorf("without a token: %v", err)
 	}
+	if text, err = explain(body, "--token-file", token, "--admin", p.AdminAddr().String()); err != nil || !strings.Contains(text, "goes to") {
+		t.Errorf("an admin address without scheme: %v\n%s", err, text)
+	}
+	if _, err = explain(body, "--admin", "a b:c"); err == nil || !strings.Contains(err.Error(), "http://host:port") {
+		t.Errorf("no address: %v", err)
+	}
 	if _, err = explain(body, "--token-file", token, "-H", "nonsense"); err == nil || !strings.Contains(err.Error(), "Name: value") {
 		t.Errorf("a bad header: %v", err)
+	}
+}
+
+func TestExplainSaysWhatARequestWouldWaitFor(t *testing.T) {
+	for name, c := range map[string]struct {
+		decision gateway.PoolDecision
+		queued   gateway.QueueLength
+		want     []string
+	}{
+		"one that is busy": {
+			gateway.PoolDecision{Waits: true, Endpoint: "http://a", Reason: "best score of 2", TTFT: 0.5, TPOT: 0.03},
+			gateway.QueueLength{Requests: 3, Before: 1},
+			[]string{
+				"would wait  for http://a, which has no room\n", "because     best score of 2\n", "priority    10, objective typing\n",
+				"targets     first output 500ms, per token 30ms\n", "queue       3 wait, 1 of them with this priority or a higher one",
+			},
+		},
+		"any": {
+			gateway.PoolDecision{Waits: true, Candidates: []gateway.CandidateFate{{Out: "label: zone is b, not a"}, {Out: "full"}}},
+			gateway.QueueLength{}, []string{"would wait  for room on any endpoint that could take it\n", "out: full\n"},
+		},
+		"a start": {
+			gateway.PoolDecision{Waits: true, Candidates: []gateway.CandidateFate{{Out: "gone"}}},
+			gateway.QueueLength{}, []string{"would wait  for an engine to be started\n"},
+		},
+	} {
+		var out bytes.Buffer
+		e := gateway.Explained{Objective: "typing", Priority: 10, Queued: &c.queued, Decision: &c.decision}
+		if err := printExplained(&out, &e); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%s lacks %q:\n%s", name, want, out.String())
+			}
+		}
+		if strings.Contains(out.String(), "goes to") || c.queued.Requests == 0 && strings.Contains(out.String(), "queue") {
+			t.Errorf("%s:\n%s", name, out.String())
+		}
 	}
 }

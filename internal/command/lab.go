@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -33,6 +34,8 @@ type labFlags struct {
 	out       string
 	plots     string
 	against   string
+	peers     string
+	table     string
 }
 
 func newLab() *cobra.Command {
@@ -72,11 +75,32 @@ the traces are from and what the figures mean.`,
 	flags.StringVar(&f.out, "out", "", "file for the results as JSON")
 	flags.StringVar(&f.plots, "plots", "", "folder for a plot per cell as SVG")
 	flags.StringVar(&f.against, "against", "", "JSON of another sweep, to compare the ranking of policies with")
+	flags.StringVar(&f.table, "table", "", "file for the results as Markdown")
+	flags.StringVar(&f.peers, "peers", "", "JSON of another sweep of these cells and seeds, whose peers are not played again")
 	cmd.AddCommand(newOverload())
 	return cmd
 }
 
+// check refuses numbers that would become results that are none.
+func (f *labFlags) check() error {
+	if !(f.stale >= 0) || math.IsInf(f.stale, 0) {
+		return fmt.Errorf("--stale %v: want seconds, 0 or more", f.stale)
+	}
+	for _, times := range f.overload {
+		if !(times > 0) || math.IsInf(times, 0) {
+			return fmt.Errorf("--overload %v: want a multiple above 0", times)
+		}
+	}
+	if len(f.seeds) == 0 {
+		return fmt.Errorf("--seed: want one at least")
+	}
+	return nil
+}
+
 func (f *labFlags) sweep(progress io.Writer) (*lab.Sweep, error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
 	s := &lab.Sweep{Seeds: f.seeds, Overload: f.overload, Policies: lab.Policies, Log: progress, Traces: lab.NewTraces(lab.Sample(1))}
 	if f.traces != "" {
 		s.Traces = lab.NewTraces(os.DirFS(f.traces))
@@ -130,6 +154,11 @@ func (f *labFlags) run(ctx context.Context, out, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if f.peers != "" {
+		if s.Peers, err = readSweep(f.peers); err != nil {
+			return err
+		}
+	}
 	list, err := s.Run(ctx)
 	if err != nil {
 		return err
@@ -148,6 +177,12 @@ func (f *labFlags) run(ctx context.Context, out, progress io.Writer) error {
 			return err
 		}
 	}
+	if f.table != "" {
+		err := writeFile(f.table, func(w io.Writer) error { lab.WriteMarkdown(w, list); return nil })
+		if err != nil {
+			return err
+		}
+	}
 	if f.plots == "" {
 		return nil
 	}
@@ -162,17 +197,26 @@ func (f *labFlags) run(ctx context.Context, out, progress io.Writer) error {
 
 // rank compares with a sweep of before.
 func (f *labFlags) rank(out io.Writer, list []lab.Comparison) error {
-	file, err := os.Open(f.against)
+	there, err := readSweep(f.against)
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	there, err := lab.ReadSummary(file)
-	if err != nil {
-		return fmt.Errorf("%s: %w", f.against, err)
-	}
-	lab.WriteRanking(out, lab.Summarize(list, func(lab.Comparison) bool { return true }), there)
+	lab.WriteRanking(out, lab.Summarize(list, lab.Everywhere), lab.Summarize(there, lab.Everywhere))
 	return nil
+}
+
+// readSweep reads what --out wrote.
+func readSweep(name string) ([]lab.Comparison, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	list, err := lab.ReadJSON(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return list, nil
 }
 
 // writeFile writes a file and the folders above it.

@@ -59,6 +59,13 @@ func (f *serveFlags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Before anybody is told that it listens: what is sent from then on counts, and
+	// would otherwise end the process.
+	hangup := make(chan os.Signal, 1)
+	if f.file != "" {
+		signal.Notify(hangup, syscall.SIGHUP)
+		defer signal.Stop(hangup)
+	}
 	// Read before it is loaded: a change in between is then noticed.
 	known, _ := os.ReadFile(f.file)
 	c, err := f.load()
@@ -80,7 +87,7 @@ func (f *serveFlags) run(ctx context.Context) error {
 	}
 	defer p.Stop()
 	if f.file != "" {
-		stop := f.watch(known, log, p.Reload)
+		stop := f.watch(known, hangup, log, p.Reload)
 		defer stop()
 	}
 	select {
@@ -129,11 +136,10 @@ func (f *serveFlags) override(c *config.Config) (*config.Config, error) {
 	return c, nil
 }
 
-// watch puts each new content of the file in force, until stop is called.
-func (f *serveFlags) watch(known []byte, log *slog.Logger, reload func(*config.Config) error) (stop func()) {
+// watch puts each new content of the file in force, until stop is called, and looks at
+// once when there is a hangup.
+func (f *serveFlags) watch(known []byte, hangup <-chan os.Signal, log *slog.Logger, reload func(*config.Config) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP)
 	now := make(chan struct{})
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -161,7 +167,6 @@ func (f *serveFlags) watch(known []byte, log *slog.Logger, reload func(*config.C
 		})
 	})
 	return func() {
-		signal.Stop(hangup)
 		cancel()
 		running.Wait()
 	}

@@ -25,9 +25,13 @@ func newSim() *cobra.Command {
 		Short: "Run a simulated engine",
 		Long: `Run a simulated engine: the OpenAI API, vLLM's metrics, and faults at exact
 points of an answer, asked for by the header X-Sim-Fault or POST /sim/faults.
-Each token names its engine, attempt and number: A1·17.`,
+Each token names its engine, attempt and number: A1·17. Adapters are listed
+with the first model as their base; an engine holds some of them at a time (laptop
+2, others 8), and to bring in another takes a while, except with instant.`,
 		Example: `  headgate sim --name A --listen 127.0.0.1:9001
-  curl -d '{"model":"sim","stream":true}' -H 'X-Sim-Fault: rst@token:3' 127.0.0.1:9001/v1/chat/completions`,
+  headgate sim --name B --listen 127.0.0.1:9002 --adapter poet --adapter pirate
+  curl -d '{"model":"sim","stream":true,"messages":[{"role":"user","content":"hello"}]}' \
+    -H 'Content-Type: application/json' -H 'X-Sim-Fault: rst@token:3' 127.0.0.1:9001/v1/chat/completions`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			params, ok := model.Presets[preset]
@@ -64,6 +68,7 @@ Each token names its engine, attempt and number: A1·17.`,
 	cmd.Flags().StringVar(&c.Name, "name", "A", "the engine's name in its tokens and log")
 	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:9001", "address")
 	cmd.Flags().StringSliceVar(&c.Models, "model", nil, "model served, may be given several times (default sim)")
+	cmd.Flags().StringArrayVar(&c.Adapters, "adapter", nil, "LoRA adapter served, by its name as a model; may be given several times")
 	cmd.Flags().IntVar(&c.Tokens, "tokens", 16, "tokens of an answer without max_tokens")
 	cmd.Flags().Float64Var(&c.Speed, "speed", 1, "seconds of the model per second")
 	cmd.Flags().StringVar(&preset, "preset", "laptop", "speed and size: "+strings.Join(presets(), ", "))

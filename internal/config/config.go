@@ -211,10 +211,21 @@ type Objective struct {
 	// When a request is refused although it could wait.
 	ShedAt ShedAt `yaml:"shed_at"`
 
-	// By when the first output should come, in place of the pool's routing.ttft.
-	// A duration; 0s is the pool's.
+	// By when the first output should come, in place of the pool's routing.ttft
+	// and its ttft_prefill_factor. A duration; 0s is the pool's.
 	TTFT Duration `yaml:"ttft"`
+
+	// How many times the time of the prompt's prefill comes on top of ttft, as in a
+	// pool's routing. A number from 0 to 100.
+	TTFTPrefillFactor float64 `yaml:"ttft_prefill_factor"`
+
+	// How long each token after the first may take on average, in place of the
+	// pool's routing.tpot. A duration of at least 5ms; 0s is the pool's.
+	TPOT Duration `yaml:"tpot"`
 }
+
+// TPOTMin is the least that a token may be meant to take.
+const TPOTMin = Duration(5 * time.Millisecond)
 
 // ShedAt says when requests of an objective are refused, to keep what is left
 // for others. docs/flow-control.md says how both are measured.
@@ -289,6 +300,10 @@ type Backend struct {
 	// Its share of the route's requests, relative to the other weights: 0 to
 	// 1000000; 0 sends nothing.
 	Weight int `yaml:"weight"`
+
+	// What is changed for this backend, in place of the route's rewrite. So one
+	// name can be shared among several models or adapters, of one pool too.
+	Rewrite Rewrite `yaml:"rewrite"`
 }
 
 // Rewrite is what a route changes in a request.
@@ -511,8 +526,8 @@ type Routing struct {
 	// least_load.
 	Profile string `yaml:"profile"`
 
-	// The plugins that choose, instead of a profile; docs/routing.md lists them.
-	// Default: the profile's.
+	// The plugins that choose, instead of a profile, which is left out then;
+	// docs/routing.md lists them. Default: the profile's.
 	Plugins []PluginUse `yaml:"plugins"`
 
 	// What chooses where the filters of everything before leave no engine, in this
@@ -524,9 +539,14 @@ type Routing struct {
 	// has begun is ended. A duration; 0s is no target.
 	TTFT Duration `yaml:"ttft"`
 
+	// How many times the time that an idle engine would take to prefill the whole
+	// prompt, as the pool's have shown, comes on top of ttft, so that one target is
+	// fair to short and to long prompts. A number from 0 to 100.
+	TTFTPrefillFactor float64 `yaml:"ttft_prefill_factor"`
+
 	// How long each token after the first may take on average. With a target, a
 	// prompt is kept away from engines where it would hold up streams that could
-	// not catch up, and an engine whose streams come near the target gets nothing
+	// not catch up, and an engine whose streams are too slow for it gets nothing
 	// more until they are faster. Too low a target is worse than one too high. A
 	// duration of at least 5ms; 0s is no target.
 	TPOT Duration `yaml:"tpot"`
@@ -745,7 +765,8 @@ type Health struct {
 
 // Endpoint is one engine.
 type Endpoint struct {
-	// http or https, host and port, without a path: requests keep their own.
+	// http or https, host and port, which is 80 or 443 where it is left out.
+	// Without a path: requests keep their own.
 	URL URL `yaml:"url"`
 
 	// The model revision that this engine serves. Default: the pool's.

@@ -165,7 +165,7 @@ routes:
     rewrite: {model: Qwen/Qwen3-8B}
     objective: slow
 objectives:
-  fast: {priority: 10, shed_at: {saturation: 0.99}, ttft: 1s}
+  fast: {priority: 10, shed_at: {saturation: 0.99}, ttft: 1s, ttft_prefill_factor: 1.5, tpot: 50ms}
   slow: {shed_at: {queue: 0.5}}
 pools:
   qwen: &qwen
@@ -249,7 +249,7 @@ pools:
 			Rewrite:  config.Rewrite{Model: "Qwen/Qwen3-8B"}, Objective: "slow",
 		}},
 		Objectives: map[string]config.Objective{
-			"fast": {Priority: 10, ShedAt: config.ShedAt{Saturation: 0.99}, TTFT: config.Duration(time.Second)},
+			"fast": {Priority: 10, ShedAt: config.ShedAt{Saturation: 0.99}, TTFT: config.Duration(time.Second), TTFTPrefillFactor: 1.5, TPOT: config.Duration(50 * time.Millisecond)},
 			"slow": {ShedAt: config.ShedAt{Queue: 0.5}},
 		},
 		Pools: map[string]config.Pool{"qwen": qwen, "next": next},

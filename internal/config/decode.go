@@ -45,7 +45,12 @@ type decoder struct {
 	file     string
 	problems Problems
 	places   map[string]place // by path, with fields under their first name
+	given    map[string]bool  // by path: it has a value, and not a key alone
 	nodes    int
+}
+
+func newDecoder(file string) *decoder {
+	return &decoder{file: file, places: map[string]place{}, given: map[string]bool{}}
 }
 
 // A field is a place in the Config while it is read: path names it as Validate
@@ -112,6 +117,7 @@ func (d *decoder) decode(at, n *yaml.Node, f field, v reflect.Value) {
 		d.places[f.path] = place{at.Line, at.Column, f.shown}
 		return // a key without a value keeps the default
 	}
+	d.given[f.path] = true
 	if _, ok := reflect.TypeAssert[value](v.Addr()); ok {
 		d.scalar(n, f, v)
 		return

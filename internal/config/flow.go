@@ -78,18 +78,35 @@ func (k *checker) ratio(path string, r Ratio) {
 	}
 }
 
+// prefillFactorMax bounds how much a target may grow with the prompt.
+const prefillFactorMax = 100
+
+// targets checks what a pool or an objective promises.
+func (k *checker) targets(path string, ttft Duration, factor float64, tpot Duration) {
+	if ttft != 0 {
+		k.noShorter(path+".ttft", ttft, Duration(time.Millisecond))
+	}
+	switch at := path + ".ttft_prefill_factor"; {
+	case !(factor >= 0 && factor <= prefillFactorMax):
+		k.problem(at, "%v is not between 0 and %d", factor, prefillFactorMax)
+	case factor > 0 && ttft == 0:
+		k.problem(at, "there is no ttft that it would be added to")
+	}
+	if tpot != 0 {
+		k.noShorter(path+".tpot", tpot, TPOTMin)
+	}
+}
+
 func (k *checker) objectives(c *Config) {
 	for _, name := range slices.Sorted(maps.Keys(c.Objectives)) {
 		o, path := c.Objectives[name], field{}.child("objectives", "objectives").key(name).path
 		if !namePattern.MatchString(name) {
-			k.problem(path, "the name is not 1 to 63 lower-case letters, digits or hyphens")
+			k.problem(path, badName)
 		}
 		k.within(path+".priority", o.Priority, -priorityMax, priorityMax)
 		k.ratio(path+".shed_at.queue", o.ShedAt.Queue)
 		k.ratio(path+".shed_at.saturation", o.ShedAt.Saturation)
-		if o.TTFT != 0 {
-			k.noShorter(path+".ttft", o.TTFT, Duration(time.Millisecond))
-		}
+		k.targets(path, o.TTFT, o.TTFTPrefillFactor, o.TPOT)
 	}
 	for i, key := range c.Keys {
 		for j, name := range key.Objectives {

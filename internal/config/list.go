@@ -25,7 +25,7 @@ func ParseEndpoints(name string, data []byte) ([]Endpoint, error) {
 		return nil, Problems{{File: name, Line: 1, Message: "the file is empty: write [] for no engines"}}
 	}
 	list := []Endpoint{}
-	d := &decoder{file: name, places: map[string]place{}}
+	d := newDecoder(name)
 	d.decode(root, root, field{}, reflect.ValueOf(&list).Elem())
 	if d.nodes <= nodesMax {
 		k := &checker{}

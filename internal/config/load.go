@@ -22,7 +22,9 @@ import (
 // fileMax bounds a configuration file, in bytes.
 const fileMax = 4 << 20
 
-// A Check finds what Validate cannot know of, with paths like Validate's.
+// A Check finds what Validate cannot know of, with paths like Validate's. It is
+// called for a Config that has problems too, so that all are reported at once; what
+// it says of a field with a problem is left out.
 type Check func(*Config) Problems
 
 // Load reads and checks a configuration file. What is wrong with its content
@@ -49,18 +51,15 @@ func Parse(name string, data []byte, also ...Check) (*Config, error) {
 		return nil, problems
 	}
 	c := Default()
-	d := &decoder{file: name, places: map[string]place{}}
+	d := newDecoder(name)
 	if root != nil {
 		d.decode(root, root, field{}, reflect.ValueOf(c).Elem())
 	}
 	files(reflect.ValueOf(c).Elem(), filepath.Dir(name))
 	if d.nodes <= nodesMax {
-		d.addChecks(c.Validate())
-		// A value that is wrong by itself is not looked at again.
+		d.addChecks(append(c.Validate(), d.doubleChoices(c)...))
 		for _, check := range also {
-			if len(d.problems) == 0 {
-				d.addChecks(check(c))
-			}
+			d.addChecks(check(c))
 		}
 	}
 	if err := d.problems.sorted().err(); err != nil {
@@ -224,6 +223,9 @@ func tabIndent(data []byte, line int) (int, int, bool) {
 func (d *decoder) addChecks(found Problems) {
 	broken, around := map[string]bool{}, map[string]bool{}
 	for _, p := range d.problems {
+		if p.Message == badName {
+			continue // what has the name can be looked at all the same
+		}
 		broken[p.Path] = true
 		for outer := range outwards(p.Path) {
 			around[outer] = true
@@ -240,6 +242,18 @@ func (d *decoder) addChecks(found Problems) {
 			d.problems = append(d.problems, p)
 		}
 	}
+}
+
+// doubleChoices finds pools with plugins beside a profile that the file names and
+// that is the default: in the Config such a profile looks like none.
+func (d *decoder) doubleChoices(c *Config) (found Problems) {
+	for name, p := range c.Pools {
+		at := PoolPath(name) + ".routing.profile"
+		if len(p.Routing.Plugins) > 0 && p.Routing.Profile == ProfileCost && d.given[at] {
+			found = append(found, Problem{Path: at, Message: doubleChoice})
+		}
+	}
+	return found
 }
 
 // outwards is a field and the blocks around it, innermost first.

@@ -4,10 +4,13 @@ package config
 
 import (
 	"bytes"
+	"encoding"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -38,12 +41,61 @@ func (o Options) Into(into any) error {
 // optionError puts what encoding/json says in the words of the file.
 func optionError(err error) error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return errors.New("option " + wrong.Field + ": must not be a " + wrong.Value)
+		return fmt.Errorf("option %s: must be %s, not %s", wrong.Field, wantedOf(wrong.Type), jsonKind(wrong.Value))
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return errors.New("unknown option " + name)
 	}
 	return err
+}
+
+var textReader = reflect.TypeFor[encoding.TextUnmarshaler]()
+
+// wantedOf says what an option of a Go type holds.
+func wantedOf(t reflect.Type) string {
+	if t.Implements(textReader) || reflect.PointerTo(t).Implements(textReader) {
+		return "a text"
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return wantedOf(t.Elem())
+	case reflect.String:
+		return "a text"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Slice, reflect.Array:
+		switch t.Elem().Kind() {
+		case reflect.String:
+			return "a list of texts"
+		case reflect.Float32, reflect.Float64:
+			return "a list of numbers"
+		}
+		return "a list"
+	case reflect.Map, reflect.Struct:
+		return "a block of fields"
+	}
+	return "a whole number"
+}
+
+// jsonKind is what encoding/json found, in the words of the file.
+func jsonKind(value string) string {
+	kind, number, found := strings.Cut(value, " ")
+	if found && kind == "number" {
+		return number // that is not whole, or too large
+	}
+	switch kind {
+	case "string":
+		return "a text"
+	case "bool":
+		return "true or false"
+	case "array":
+		return "a list"
+	case "object":
+		return "a block of fields"
+	}
+	return "a number"
 }
 
 // options reads a block of any shape.

@@ -69,6 +69,18 @@ func (ps Problems) sorted() Problems {
 	return ps
 }
 
+// Count says how many problems there are.
+func (ps Problems) Count() string {
+	switch n := len(ps); {
+	case n > problemsMax: // the last one stands for those that were left out
+		return fmt.Sprintf("more than %d problems", problemsMax)
+	case n == 1:
+		return "1 problem"
+	default:
+		return fmt.Sprintf("%d problems", n)
+	}
+}
+
 // err is ps as an error, nil when there is none.
 func (ps Problems) err() error {
 	if len(ps) == 0 {

@@ -34,7 +34,7 @@ func (c *Config) Table() (*route.Table, error) {
 		}
 		for _, b := range r.Backends {
 			compiled[i].Backends = append(compiled[i].Backends, route.Backend{
-				Pool: b.Pool, Weight: b.Weight, MaxBody: int64(c.Pools[b.Pool].MaxBody),
+				Pool: b.Pool, Weight: b.Weight, MaxBody: int64(c.Pools[b.Pool].MaxBody), Rewrite: b.Rewrite.Model,
 			})
 		}
 	}

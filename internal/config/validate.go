@@ -247,10 +247,16 @@ func (k *checker) admin(c *Config) {
 	}
 }
 
+// badName is what is wrong with the name of a pool or an objective.
+const badName = "the name is not 1 to 63 lower-case letters, digits or hyphens"
+
+// PoolPath is the path of a pool in problems.
+func PoolPath(name string) string { return field{}.child("pools", "pools").key(name).path }
+
 func (k *checker) pool(c *Config, name string) {
-	p, path := c.Pools[name], field{}.child("pools", "pools").key(name).path
+	p, path := c.Pools[name], PoolPath(name)
 	if !namePattern.MatchString(name) {
-		k.problem(path, "the name is not 1 to 63 lower-case letters, digits or hyphens")
+		k.problem(path, badName)
 	}
 	k.discovery(path+".discovery", p.Discovery)
 	k.health(path+".health", p.Health)
@@ -483,10 +489,15 @@ func (k *checker) scrape(path string, p Pool) {
 	}
 }
 
+// doubleChoice is what is wrong with a profile beside plugins.
+const doubleChoice = "plugins are given, and they choose: leave one of the two out"
+
 func (k *checker) routing(path string, r Routing) {
 	k.oneOf(path+".profile", r.Profile, ProfileCost, ProfileWeighted, ProfileLeastLoad)
+	// A profile that is the default and given all the same is found by who reads
+	// the file.
 	if len(r.Plugins) > 0 && r.Profile != ProfileCost {
-		k.problem(path+".profile", "plugins are given, and they choose: leave one of the two out")
+		k.problem(path+".profile", doubleChoice)
 	}
 	k.plugins(path+".plugins", r.Plugins)
 	for i, f := range r.Fallbacks {
@@ -495,18 +506,13 @@ func (k *checker) routing(path string, r Routing) {
 		case f.Profile == "" && len(f.Plugins) == 0:
 			k.problem(at, "has neither a profile nor plugins")
 		case f.Profile != "" && len(f.Plugins) > 0:
-			k.problem(at+".profile", "plugins are given, and they choose: leave one of the two out")
+			k.problem(at+".profile", doubleChoice)
 		case f.Profile != "":
 			k.oneOf(at+".profile", f.Profile, ProfileCost, ProfileWeighted, ProfileLeastLoad)
 		}
 		k.plugins(at+".plugins", f.Plugins)
 	}
-	if r.TTFT != 0 {
-		k.noShorter(path+".ttft", r.TTFT, Duration(time.Millisecond))
-	}
-	if r.TPOT != 0 {
-		k.noShorter(path+".tpot", r.TPOT, Duration(5*time.Millisecond))
-	}
+	k.targets(path, r.TTFT, r.TTFTPrefillFactor, r.TPOT)
 }
 
 // plugins checks what can be said without knowing the plugins; a Check knows them.
@@ -726,15 +732,48 @@ func (k *checker) routes(c *Config) {
 		k.problem("pools", "there are %d pools and no routes: nothing says which requests go to which", len(c.Pools))
 	}
 	pools := slices.Sorted(maps.Keys(c.Pools))
+	first := map[string]int{} // by match: the first route that has it
 	for i, r := range c.Routes {
 		path := fmt.Sprintf("routes[%d]", i)
+		before := len(k.problems)
 		k.match(path+".match", r.Match)
+		if same := r.Match.canonical(); len(k.problems) == before && len(r.Backends) > 0 {
+			if j, twice := first[same]; twice {
+				k.problem(path+".match", "matches what routes[%d] matches, which comes first: this route is never used", j)
+			} else {
+				first[same] = i
+			}
+		}
 		k.backends(path, r.Backends, pools)
 		k.sticky(c, path+".sticky", r)
-		if !cleanText(r.Rewrite.Model) {
-			k.problem(path+".rewrite.model", "has control characters")
-		}
+		k.rewrite(path+".rewrite", r.Rewrite)
 	}
+}
+
+func (k *checker) rewrite(path string, r Rewrite) {
+	switch {
+	case !cleanText(r.Model):
+		k.problem(path+".model", "has control characters")
+	case strings.Contains(r.Model, "*"):
+		k.problem(path+".model", "%s has a *: engines get this name as it is, and it stands for no other", quote(r.Model))
+	}
+}
+
+// canonical is one text for all ways to write the same match.
+func (m Match) canonical() string {
+	if m.Model == "*" {
+		m.Model = ""
+	}
+	var hosts []string
+	for _, h := range m.Hostnames {
+		hosts = append(hosts, strings.ToLower(h))
+	}
+	slices.Sort(hosts)
+	headers := map[string]string{} // printed in the order of their names
+	for name, value := range m.Headers {
+		headers[strings.ToLower(name)] = value
+	}
+	return fmt.Sprintf("%q %q %q %q", m.Model, strings.TrimRight(m.Path, "/"), slices.Compact(hosts), headers)
 }
 
 func (k *checker) session(s Session) {
@@ -747,17 +786,7 @@ func (k *checker) session(s Session) {
 }
 
 func (k *checker) sticky(c *Config, path string, r Route) {
-	drawn := 0
-	for _, b := range r.Backends {
-		if b.Weight > 0 {
-			drawn++
-		}
-	}
-	switch {
-	case !r.Sticky:
-	case drawn == 1:
-		k.problem(path, "nothing is drawn: the route has one backend with a weight")
-	case c.Session == Session{}:
+	if r.Sticky && c.Session == (Session{}) {
 		k.problem(path, "no request has a session: neither session.header nor session.field is set")
 	}
 }
@@ -802,7 +831,8 @@ func (k *checker) backends(path string, backends []Backend, pools []string) {
 		return
 	}
 	total := 0
-	seen := map[string]bool{}
+	type target struct{ pool, model string }
+	seen := map[target]bool{}
 	for i, b := range backends {
 		at := fmt.Sprintf("%s.backends[%d]", path, i)
 		_, known := slices.BinarySearch(pools, b.Pool)
@@ -811,10 +841,11 @@ func (k *checker) backends(path string, backends []Backend, pools []string) {
 			k.problem(at, "has no pool")
 		case !known:
 			k.problem(at+".pool", "there is no pool %s%s", quote(b.Pool), nearPool(b.Pool, pools))
-		case seen[b.Pool]:
-			k.problem(at+".pool", "%s is in this route twice", b.Pool)
+		case seen[target{b.Pool, b.Rewrite.Model}]:
+			k.problem(at+".pool", "%s is in this route twice, with the same rewrite", b.Pool)
 		}
-		seen[b.Pool] = true
+		seen[target{b.Pool, b.Rewrite.Model}] = true
+		k.rewrite(at+".rewrite", b.Rewrite)
 		if b.Weight < 0 || b.Weight > route.WeightMax {
 			k.problem(at+".weight", "%d is not between 0 and %d", b.Weight, route.WeightMax)
 			total++

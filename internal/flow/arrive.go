@@ -61,7 +61,7 @@ func (q *Queue) admit(at time.Duration, b *band, r *Request, fleet Fleet) *infer
 		return nil // the pump that follows bids
 	}
 	r.flow = b.flow(r.Fairness)
-	bid, load := fleet.Bid(&r.Ask), fleet.Load()
+	bid, load := q.bid(r, fleet), fleet.Load()
 	if bid.None {
 		if err := q.nowhere(bid, load); err != nil {
 			return err

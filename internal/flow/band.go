@@ -219,14 +219,15 @@ func (q *Queue) push(at time.Duration, r *Request) {
 	}
 }
 
-// deadline is when a request should be served, for the order within a flow.
+// deadline is when a request should be served, for the order within a flow. What a
+// target grows by with the prompt is time to compute it and not to wait.
 func (q *Queue) deadline(r *Request) time.Duration {
 	at := q.clock(r.Ask.Arrived)
 	switch {
 	case !r.Deadline.IsZero():
 		return q.clock(r.Deadline)
-	case r.Ask.TTFT > 0:
-		return at + r.Ask.TTFT
+	case r.Ask.TTFT.Base > 0:
+		return at + r.Ask.TTFT.Base
 	}
 	return at + cmp.Or(q.config.Horizon, HorizonDefault)
 }

@@ -134,7 +134,7 @@ func BenchmarkQueueBook(b *testing.B) {
 				b.Fatal(err)
 			}
 			book := schedule.NewBook(schedule.Config{
-				Profile: profile, TTFT: time.Hour, TPOT: 100 * time.Millisecond,
+				Profile: profile, TTFT: schedule.TTFT{Base: time.Hour}, TPOT: 100 * time.Millisecond,
 				Limits: schedule.Limits{Prefill: 250 * time.Millisecond},
 			}, rand.New(rand.NewPCG(1, 2)))
 			pool := &pools.Pool{Name: "p"}

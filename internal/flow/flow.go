@@ -14,7 +14,7 @@
 // A request is bound late: it stays here until the endpoint that suits it best
 // has nearly no prefill pending, and the endpoint is chosen at that moment.
 // While it can afford to it also waits where its prefill would hold up running
-// streams.
+// streams. Nobody waits while an endpoint idles.
 //
 // Who can't be served in time is told so at once: at arrival if that is already
 // clear, else when it becomes clear, never after an engine has worked for it.

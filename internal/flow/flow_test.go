@@ -19,6 +19,8 @@ var start = time.Unix(1_000_000, 0)
 // value has endpoints and no place.
 type fleet struct {
 	places  int
+	idle    bool // some endpoint has nothing to do
+	yielded int  // places that are not for requests that yield
 	none    bool // no endpoint is there
 	pause   time.Duration
 	ahead   time.Duration
@@ -48,17 +50,20 @@ func (f *fleet) Bid(ask *schedule.Ask) schedule.Bid {
 		return schedule.Bid{None: true, Pause: f.pause}
 	}
 	b := schedule.Bid{
-		Endpoint: "http://engine", Open: f.places > 0, Ahead: f.ahead, Own: f.own,
+		Endpoint: "http://engine", Open: f.places > 0, Idle: f.idle, Ahead: f.ahead, Own: f.own,
 		Prefill: time.Duration(ask.Prompt.N) * 100 * time.Microsecond,
 		Target:  f.target, Fresh: ask.Prompt.N, Output: 100,
 	}
 	if f.own == 0 {
 		b.Own = b.Prefill
 	}
-	if ask.TTFT > 0 {
-		b.Target = ask.TTFT
+	if ask.TTFT.Base > 0 {
+		b.Target = ask.TTFT.Base
 	}
 	if f.closed != nil && f.closed(ask.Prompt.N) {
+		b.Open = false
+	}
+	if ask.Yields && f.places <= f.yielded {
 		b.Open = false
 	}
 	if f.stalled != nil {
@@ -91,7 +96,7 @@ func bytes(n int64) option  { return func(r *flow.Request) { r.Bytes = n } }
 func within(d time.Duration) option {
 	return func(r *flow.Request) { r.Deadline = r.Ask.Arrived.Add(d) }
 }
-func ttft(d time.Duration) option { return func(r *flow.Request) { r.Ask.TTFT = d } }
+func ttft(d time.Duration) option { return func(r *flow.Request) { r.Ask.TTFT.Base = d } }
 func shedAt(queue, pool float64) option {
 	return func(r *flow.Request) { r.ShedAt = flow.ShedAt{Queue: queue, Saturation: pool} }
 }
@@ -716,6 +721,40 @@ func TestPassingOverUsesUpAFlowsTurn(t *testing.T) {
 	g.want(g.place(1), "b0")
 	// The pump after that begins anew.
 	g.want(g.place(1), "a1")
+}
+
+// Room that is left for higher priorities stays free until one of those has come, and
+// then while one could come again.
+func TestLowerPrioritiesLeaveRoomToHigherOnes(t *testing.T) {
+	g := newRig(t, flow.Config{})
+	g.fleet.places, g.fleet.yielded = 2, 1
+	if _, _, got := g.arrive("alone", priority(0)); !slices.Equal(got, []string{"alone"}) {
+		t.Fatalf("%v: nobody is there to leave room to", got)
+	}
+	g.fleet.places = 1
+	if _, _, got := g.arrive("high", priority(10)); !slices.Equal(got, []string{"high"}) {
+		t.Fatalf("%v", got)
+	}
+	g.fleet.places = 1
+	low := g.queue("low", priority(0))
+	if _, _, got := g.arrive("high again", priority(10)); !slices.Equal(got, []string{"high again"}) || !low.Waiting() {
+		t.Fatalf("%v", got)
+	}
+	if got := g.place(2); !slices.Equal(got, []string{"low"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// Nobody is held while an engine has nothing to do.
+func TestNobodyIsHeldWhileAnEngineIdles(t *testing.T) {
+	g := newRig(t, flow.Config{})
+	g.fleet.target, g.fleet.stalled = 10*time.Second, func(int) float64 { return 5 }
+	g.fleet.places = 1
+	g.queue("held")
+	g.fleet.idle = true
+	if got := g.pump(); !slices.Equal(got, []string{"held"}) {
+		t.Errorf("%v", got)
+	}
 }
 
 // Time that is used up holds nobody, whatever it costs.

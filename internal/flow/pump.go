@@ -3,6 +3,7 @@
 package flow
 
 import (
+	"slices"
 	"time"
 
 	"github.com/headgate/headgate/inference"
@@ -159,7 +160,7 @@ func (q *Queue) turn() *band {
 
 // look decides what becomes of one request now.
 func (q *Queue) look(now time.Time, at time.Duration, r *Request, fleet Fleet) {
-	bid := fleet.Bid(&r.Ask)
+	bid := q.bid(r, fleet)
 	if !r.settled && !bid.None {
 		r.settled = true
 		r.first = bid.Ahead + bid.Own
@@ -186,13 +187,22 @@ func (q *Queue) look(now time.Time, at time.Duration, r *Request, fleet Fleet) {
 	case !bid.Open:
 		fleet.Pass(&r.Ask)
 		q.setAside(r)
-	case q.held(r, &bid, waited):
+	case !bid.Idle && q.held(r, &bid, waited):
 		r.flow.band.counts.Held++
 		q.lookAt(at + holdAgain)
 		q.setAside(r)
 	default:
 		q.take(at, r, fleet)
 	}
+}
+
+// bid asks where a request would go now. Where there are requests of higher priority
+// it leaves engines that are nearly crowded to those.
+func (q *Queue) bid(r *Request, fleet Fleet) schedule.Bid {
+	r.Ask.Yields = slices.ContainsFunc(q.bands, func(b *band) bool {
+		return b.limits.Priority > r.Priority && len(b.flows) > 0
+	})
+	return fleet.Bid(&r.Ask)
 }
 
 // setAside leaves a request out for the rest of a pump. Its flow's turn is over

@@ -78,9 +78,12 @@ func (g *Gateway) admit(ex *metered, id inference.RequestID, d dialect.Dialect) 
 	}
 	a := &admission{ex: ex, id: id, d: d, body: body, who: who, debug: head.Debug, arrived: arrived}
 	if err := state.find(a, query, contentType); err != nil {
+		if err.Code == inference.ModelNotFound {
+			state.relist()
+		}
 		return nil, err
 	}
-	if refusal := ex.take(a.req.PromptTokens.N, a.req.MaxTokens*max(a.req.Choices, 1)); refusal != nil {
+	if refusal := ex.take(a.req.PromptTokens.N, a.req.OutputMax()); refusal != nil {
 		return nil, g.rateLimited(ex, refusal)
 	}
 	a.treatment = state.treatment(head, who, a.found.Route, arrived)

@@ -27,7 +27,7 @@ func newAim(a *admission) aim {
 	return aim{want: schedule.Ask{
 		Model: a.found.Model, Prompt: a.req.PromptTokens, Keys: slices.Clone(keys), PromptBytes: n,
 		Stream: a.req.Stream, Arrived: a.arrived, Session: a.session, Adapter: a.adapter, Explain: a.debug,
-		TTFT: a.treatment.ttft,
+		TTFT: a.treatment.ttft, TPOT: a.treatment.tpot,
 	}}
 }
 
@@ -56,6 +56,19 @@ func (f *flight) progressed(tokens int) {
 	f.aim.sent += tokens
 	if f.place != nil && tokens > 0 {
 		f.place.Tokens(f.aim.sent)
+	}
+}
+
+// writing and wrote tell the book of the time that goes into writing to the client.
+func (f *flight) writing(now time.Time) {
+	if f.place != nil {
+		f.place.Writing(now)
+	}
+}
+
+func (f *flight) wrote(now time.Time) {
+	if f.place != nil {
+		f.place.Wrote(now)
 	}
 }
 

@@ -23,6 +23,7 @@ var errEngineLost = errors.New("endpoint is gone")
 // its metrics and the attempts that wait there for a first output.
 type engine struct {
 	conn    *upstream.Pool
+	aside   *upstream.Pool          // for questions about models: requests never meet a connection that was kept from them
 	guard   string                  // as configured; "" for none
 	line    *control.Line           // to the guard, nil if there is none
 	metrics *upstream.Pool          // for scraping; nil if it is not scraped
@@ -30,6 +31,7 @@ type engine struct {
 	scraped scraped
 	known   atomic.Bool   // probes have said something of it
 	refused chan struct{} // tells the probes that nothing was found at its address
+	changed chan struct{} // tells whoever lists its models that they may be others
 
 	mu      sync.Mutex
 	lost    bool
@@ -40,8 +42,8 @@ type engine struct {
 	watches sync.WaitGroup
 }
 
-func newEngine(conn *upstream.Pool) *engine {
-	return &engine{conn: conn, waiting: map[*try]context.CancelCauseFunc{}, refused: make(chan struct{}, 1)}
+func newEngine(conn, aside *upstream.Pool) *engine {
+	return &engine{conn: conn, aside: aside, waiting: map[*try]context.CancelCauseFunc{}, refused: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
 }
 
 // watch starts what is to be known of the engine all the time. Each of them runs
@@ -163,6 +165,7 @@ func (e *engine) halt() {
 		stop()
 		e.watches.Wait()
 	}
+	e.aside.Close()
 	if e.metrics != nil {
 		e.metrics.Close()
 	}

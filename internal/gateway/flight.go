@@ -85,7 +85,7 @@ func (g *Gateway) newFlight(a *admission, keyed bool, prior *journal.Record) *fl
 	f.ticket.Request = flow.Request{
 		Owner: &f.ticket, Priority: a.treatment.priority, Fairness: a.treatment.fairness,
 		Bytes: int64(len(a.body)), Deadline: a.treatment.deadline, ShedAt: a.treatment.shedAt,
-		Output: a.req.MaxTokens * max(a.req.Choices, 1),
+		Output: a.req.OutputMax(),
 	}
 	if keyed {
 		f.tape = &taped{Exchange: a.ex, tape: journal.Tape{Max: g.journal.AnswerMax()}}
@@ -288,7 +288,7 @@ func (f *flight) askRetry(e attempt.AskRetry) attempt.Event {
 
 // commit makes attempt n the answer: from here nothing is ever repeated.
 func (f *flight) commit(n int) attempt.Event {
-	t := f.try
+	t, computed := f.try, time.Now() // by the engine; a client may be slow to take it
 	t.engine.forget(t)
 	if gateless && f.leaked {
 		return nil
@@ -296,6 +296,8 @@ func (f *flight) commit(n int) attempt.Event {
 	if event := f.noteFirstDelta(n); event != nil {
 		return event
 	}
+	f.began(computed)
+	f.writing(computed)
 	err := f.gate.Commit(n, func() (attempt.Counters, error) {
 		sent := attempt.Counters{Events: t.heldEvents, Tokens: t.heldTokens}
 		if t.mode == whole {
@@ -309,13 +311,13 @@ func (f *flight) commit(n int) attempt.Event {
 	})
 	t.held, t.committed, f.body = nil, true, nil
 	f.lastWrite = time.Now()
+	f.wrote(f.lastWrite)
 	f.g.record.FirstOutput(f.pool.name, f.model, f.lastWrite.Sub(f.arrived))
-	f.began(f.lastWrite)
 	if predicted := f.ticket.Predicted(); predicted > 0 {
-		f.g.record.Predicted(f.pool.name, predicted, f.lastWrite.Sub(f.arrived))
+		f.g.record.Predicted(f.pool.name, predicted, computed.Sub(f.arrived))
 	}
 	if f.req.Stream {
-		f.pool.book.FirstOutput(f.req.PromptTokens, f.lastWrite.Sub(t.dispatched))
+		f.pool.book.FirstOutput(f.req.PromptTokens, computed.Sub(t.dispatched))
 	}
 	return f.written(n, err)
 }
@@ -347,10 +349,12 @@ func (f *flight) publish(chunk []byte, events, tokens int) attempt.Event {
 		_, err := f.ex.Write(chunk)
 		return f.written(f.try.n, err)
 	}
-	err := f.gate.Publish(f.try.n, f.ex, chunk, events, tokens)
 	f.progressed(tokens)
+	f.writing(time.Now())
+	err := f.gate.Publish(f.try.n, f.ex, chunk, events, tokens)
+	now := time.Now()
+	f.wrote(now)
 	if tokens > 0 {
-		now := time.Now()
 		f.g.record.Gap(f.pool.name, f.model, now.Sub(f.lastWrite))
 		f.lastWrite = now
 	}

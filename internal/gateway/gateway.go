@@ -126,6 +126,7 @@ type Gateway struct {
 type state struct {
 	routes  *route.Table
 	pools   map[string]*pool
+	names   []string // of the pools, in order
 	keys    *auth.Keys
 	session config.Session
 
@@ -185,7 +186,7 @@ func (g *Gateway) Reload(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	old, next := g.state.Load(), &state{session: c.Session, routes: routes, pools: map[string]*pool{}, keys: keys, objectives: c.Objectives, routed: routedObjectives(c.Routes)}
+	old, next := g.state.Load(), &state{session: c.Session, routes: routes, pools: map[string]*pool{}, names: c.PoolNames(), keys: keys, objectives: c.Objectives, routed: routedObjectives(c.Routes)}
 	for _, name := range c.PoolNames() {
 		m, before := newMembers(g, name), chosenBy{}
 		if p := old.pools[name]; p != nil {
@@ -200,11 +201,11 @@ func (g *Gateway) Reload(c *config.Config) error {
 	}
 	for name, p := range next.pools {
 		p.configure(c.Pools[name])
-		list := c.Pools[name].Endpoints()
+		set := func() error { return p.set(c.Pools[name].Endpoints(), &p.reach) }
 		if c.Pools[name].Discovers() && old.pools[name] != nil {
-			list = p.now.Load().fleet.Endpoints
+			set = func() error { return p.setReach(&p.reach) } // SetEndpoints may be under way
 		}
-		if err := p.set(list, &p.reach); err != nil {
+		if err := set(); err != nil {
 			return err
 		}
 	}
@@ -215,7 +216,7 @@ func (g *Gateway) Reload(c *config.Config) error {
 	g.state.Store(next)
 	for name, p := range old.pools {
 		if next.pools[name] == nil {
-			_ = p.set(nil, nil) // cannot fail without endpoints
+			p.delete()
 			p.endQueue(inference.NoEndpoints)
 			p.putToBed(p.sleep.waker.Swap(nil))
 		}
@@ -304,6 +305,7 @@ func (g *Gateway) Drain(ctx context.Context) {
 type PoolStatus struct {
 	Pool      string
 	Endpoints []schedule.Status
+	Leaving   []schedule.Leaving
 	Guards    map[inference.EndpointID]control.Status // of those that have one
 	Metrics   map[inference.EndpointID]Metrics
 	Queue     flow.Status
@@ -325,15 +327,16 @@ func (s PoolStatus) Revisions() []string {
 	return slices.Compact(all)
 }
 
-// Status lists the pools, in no order.
+// Status lists the pools by their names.
 func (g *Gateway) Status() []PoolStatus {
 	now := time.Now()
-	pools := g.state.Load().pools
-	list := make([]PoolStatus, 0, len(pools))
-	for name, p := range pools {
+	state := g.state.Load()
+	list := make([]PoolStatus, 0, len(state.names))
+	for _, name := range state.names {
+		p := state.pools[name]
 		set := p.now.Load()
 		status := PoolStatus{
-			Pool: name, Endpoints: p.book.Status(now, set.fleet), Queue: p.queueStatus(),
+			Pool: name, Endpoints: p.book.Status(now, set.fleet), Leaving: p.book.Leaving(), Queue: p.queueStatus(),
 			Guards: map[inference.EndpointID]control.Status{}, Metrics: map[inference.EndpointID]Metrics{},
 			Sleeps: p.sleep.awaits(), Wanted: p.sleep.waker.Load().Wanted(),
 		}

@@ -9,10 +9,16 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/headgate/headgate/inference"
+	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/fleet"
+	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/internal/simengine"
 	"github.com/headgate/headgate/internal/simengine/model"
 )
@@ -212,7 +218,7 @@ func TestDrainLetsStreamsEndAndCutsWhatTakesTooLong(t *testing.T) {
 }
 
 // open starts a stream and returns its body once the head is there.
-func (r *rig) open(fault string) (*bufio.Reader, func()) {
+func (r *rig) open(fault string, header ...string) (*bufio.Reader, func()) {
 	r.t.Helper()
 	req, err := http.NewRequestWithContext(r.t.Context(), "POST", "http://"+r.addr+chatPath, strings.NewReader(streamBody))
 	if err != nil {
@@ -220,9 +226,60 @@ func (r *rig) open(fault string) (*bufio.Reader, func()) {
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("X-Sim-Fault", fault)
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
 	res, err := r.client.Do(req)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	return bufio.NewReader(res.Body), func() { res.Body.Close() }
+}
+
+// Discovery and a reload may come at once: neither undoes the other.
+func TestReloadKeepsWhatDiscoveryFinds(t *testing.T) {
+	r, urls := newEngines(t, 2)
+	yaml := `pools: {p: {health: {interval: 0s}, scrape: {interval: 0s}, discovery: {dns: {name: engines.invalid, port: 8000}}}}`
+	r.startYAML(yaml)
+	c, err := config.Parse("test.yaml", []byte(yaml))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lists [2][]inference.Endpoint
+	for i, text := range urls {
+		u, err := url.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lists[i] = []inference.Endpoint{fleet.NewEndpoint(u, "")}
+	}
+	r.gateway.SetEndpoints("p", lists[0])
+	for i := range 3000 {
+		want := lists[(i+1)%2]
+		found := make(chan struct{})
+		go func() { r.gateway.SetEndpoints("p", want); close(found) }()
+		if err := r.gateway.Reload(c); err != nil {
+			t.Fatal(err)
+		}
+		<-found
+		if got := r.gateway.Status()[0].Endpoints[0].Endpoint; got != want[0].ID {
+			t.Fatalf("round %d: %s, want %s", i, got, want[0].ID)
+		}
+	}
+}
+
+// Operators see when an endpoint that was taken out has nothing left to do.
+func TestEndpointsThatLeaveAreShownUntilTheirLastRequestEnds(t *testing.T) {
+	r := newRig(t, 1, "health: {interval: 0s}\nscrape: {interval: 0s}")
+	body, done := r.open("stall@token:1")
+	if line, err := body.ReadString('\n'); err != nil {
+		t.Fatal(line, err)
+	}
+	r.gateway.SetEndpoints("p", nil)
+	want := []schedule.Leaving{{Endpoint: inference.EndpointID(r.engines[0].URL()), InFlight: 1}}
+	if s := r.gateway.Status()[0]; len(s.Endpoints) != 0 || !slices.Equal(s.Leaving, want) {
+		t.Errorf("%+v", s)
+	}
+	done()
+	r.awaits("it has left", func() bool { return len(r.gateway.Status()[0].Leaving) == 0 })
 }

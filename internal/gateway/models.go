@@ -27,8 +27,9 @@ const (
 	modelsMax    = 4 << 20          // bytes of its list
 	modelsFresh  = 5 * time.Second  // how long a list is good for
 	modelsEvery  = 30 * time.Second // how often it is looked at unasked
-	modelsAtOnce = 16               // engines asked at a time
-	knownMax     = 128              // names that an unknown one is compared with
+	modelsAgain  = time.Second      // at least between two looks, whatever happens
+	modelsKept   = 2 * modelsEvery  // how long one that does not answer is thought to serve what it did
+	modelsAtOnce = 64               // engines of a pool asked at a time
 
 	modelsPath = "/v1/models"
 	chatPath   = "/v1/chat/completions"
@@ -48,11 +49,13 @@ func (g *Gateway) serveModels(ex Exchange, id inference.RequestID) {
 	if name, single := strings.CutPrefix(head.Path, modelsPath+"/"); single {
 		i := slices.IndexFunc(list, func(m model) bool { return m.name == name })
 		if i < 0 {
-			_, err := g.state.Load().whereTo(head, name, who.May)
-			if err == nil || err.Code != inference.ModelNotFound {
-				err = inference.Errorf(inference.ModelNotFound, "no such model")
-			}
-			g.refuse(ex, id, openai.Chat, err)
+			g.refuse(ex, id, openai.Chat, route.ModelNotFound(name, func(yield func(string) bool) {
+				for _, m := range list {
+					if !yield(m.name) {
+						return
+					}
+				}
+			}))
 			return
 		}
 		writeJSON(ex, id, list[i].entry)
@@ -75,27 +78,37 @@ type model struct {
 	base  string // of an adapter: the model that it adapts; "" for none
 }
 
+// inferencePaths are those of dialects, in order.
+var inferencePaths = slices.Sorted(maps.Keys(dialects))
+
+// theFirst draws the first of several backends.
+func theFirst(int) int { return 0 }
+
 // whereTo finds where a request for the model would go, at whichever inference
 // path takes it: a route may be for embeddings alone.
-func (s *state) whereTo(head *Head, name string, may func(string) bool) (route.Result, *inference.Error) {
-	var last *inference.Error
-	for _, path := range slices.Sorted(maps.Keys(dialects)) {
-		found, err := s.match(route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name, May: may}, func(int) int { return 0 })
-		if err == nil {
-			return found, nil
-		}
-		if last == nil || err.Code == inference.ModelNotFound {
-			last = err // it may name models that are near
+func (s *state) whereTo(head *Head, name string) (route.Result, bool) {
+	for _, path := range inferencePaths {
+		q := route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name, Brief: true}
+		if found, err := s.match(q, theFirst); err == nil {
+			return found, true
 		}
 	}
-	return route.Result{}, last
+	return route.Result{}, false
 }
 
 // match is routes.Match, and finds adapters that no route names: they go where
 // their base models go. A model that is not found is told with the nearest names
-// that would be.
+// that would be, unless the query is brief.
 func (s *state) match(q route.Query, intn func(int) int) (route.Result, *inference.Error) {
-	q.Listed = func() []string { return s.known(q) }
+	if !q.Brief {
+		q.Listed = s.listed
+		q.Takes = func(name string) bool {
+			asked := q
+			asked.Model, asked.Brief = name, true
+			_, err := s.match(asked, theFirst)
+			return err == nil
+		}
+	}
 	found, err := s.routes.Match(q, intn)
 	if err != nil && err.Code == inference.ModelNotFound {
 		if to, ok := s.matchAdapter(q, "", intn); ok {
@@ -109,7 +122,7 @@ func (s *state) match(q route.Query, intn func(int) int) (route.Result, *inferen
 // unless that is "".
 func (s *state) matchAdapter(q route.Query, only string, intn func(int) int) (route.Result, bool) {
 	tried := ""
-	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
+	for _, name := range s.names {
 		base := s.pools[name].listed.Load().bases[q.Model]
 		if base == "" || base == tried || only != "" && name != only {
 			continue
@@ -125,32 +138,25 @@ func (s *state) matchAdapter(q route.Query, only string, intn func(int) int) (ro
 	return route.Result{}, false
 }
 
-// known are names that engines list and a request could have asked for.
-func (s *state) known(q route.Query) (names []string) {
-	q.Listed = nil
-	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
+// listed are the names that engines list, pool by pool.
+func (s *state) listed(yield func(string) bool) {
+	for _, pool := range s.names {
 		for _, name := range s.pools[pool].listed.Load().names {
-			if q.Model = name; len(names) >= knownMax {
-				return names
-			}
-			_, err := s.routes.Match(q, func(int) int { return 0 })
-			_, adapter := s.matchAdapter(q, pool, func(int) int { return 0 })
-			if err == nil || adapter {
-				names = append(names, name)
+			if !yield(name) {
+				return
 			}
 		}
 	}
-	return names
 }
 
 // leads reports whether a request for the model may go to the pool, at some path.
 func (s *state) leads(head *Head, name, pool string) bool {
-	for path := range dialects {
-		q := route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name}
+	for _, path := range inferencePaths {
+		q := route.Query{Host: head.Host, Path: path, Header: head.Header, Model: name, Brief: true}
 		if s.routes.Leads(q, pool) {
 			return true
 		}
-		if _, found := s.matchAdapter(q, pool, func(int) int { return 0 }); found {
+		if _, found := s.matchAdapter(q, pool, theFirst); found {
 			return true
 		}
 	}
@@ -160,20 +166,21 @@ func (s *state) leads(head *Head, name, pool string) bool {
 // models merges what the pools list with the names of routes, in the order of
 // the names, each once.
 func (g *Gateway) models(ctx context.Context, head *Head) []model {
-	state, lists := g.state.Load(), g.listed(ctx)
+	state := g.state.Load()
+	lists := state.ask(ctx)
 	found := map[string]model{}
 	for _, pool := range slices.Sorted(maps.Keys(lists)) {
 		for _, m := range lists[pool] {
-			to, err := state.whereTo(head, m.name, nil)
+			to, routed := state.whereTo(head, m.name)
 			// What a route renames is listed below, by what it stands for.
-			if err == nil && to.Model == m.name && state.leads(head, m.name, pool) {
+			if routed && to.Model == m.name && state.leads(head, m.name, pool) {
 				found[m.name] = m
 			}
 		}
 	}
 	for _, name := range state.routes.Models() {
-		to, err := state.whereTo(head, name, nil)
-		if err != nil {
+		to, routed := state.whereTo(head, name)
+		if !routed {
 			continue // of another host, say
 		}
 		if _, ok := found[name]; !ok {
@@ -201,14 +208,21 @@ func alias(name, target string, list []model) model {
 	return model{name: name, entry: entry}
 }
 
-// listed asks the engines of each pool.
-func (g *Gateway) listed(ctx context.Context) map[string][]model {
+// ask asks the engines of each pool for their models. One that hangs costs the list
+// of no other.
+func (s *state) ask(ctx context.Context) map[string][]model {
 	ctx, cancel := context.WithTimeout(ctx, modelsTime)
 	defer cancel()
-	state := g.state.Load()
-	lists := make(map[string][]model, len(state.pools))
-	for name, p := range state.pools {
-		lists[name] = p.models(ctx, p.authorization)
+	each := make([][]model, len(s.names))
+	var wg sync.WaitGroup
+	for i, name := range s.names {
+		p := s.pools[name]
+		wg.Go(func() { each[i] = p.models(ctx, p.authorization) })
+	}
+	wg.Wait()
+	lists := make(map[string][]model, len(s.names))
+	for i, name := range s.names {
+		lists[name] = each[i]
 	}
 	return lists
 }
@@ -233,11 +247,14 @@ func (m *members) models(ctx context.Context, authorization string) []model {
 // modelsOf is the list of one engine, as fresh as it needs to be.
 func (m *members) modelsOf(ctx context.Context, id inference.EndpointID, e *engine, authorization string) []model {
 	known := e.listed.Load()
-	if known != nil && time.Since(known.at) < modelsFresh {
+	if known != nil && !known.due && time.Since(known.at) < modelsFresh {
 		return known.models
 	}
-	list, ok := listModels(ctx, e.conn, authorization)
-	if !ok {
+	list, ok := listModels(ctx, e.aside, authorization)
+	switch {
+	case !ok && known != nil && time.Since(known.at) < modelsKept:
+		return known.models
+	case !ok:
 		return nil
 	}
 	e.listed.Store(&listing{at: time.Now(), models: list})
@@ -282,13 +299,39 @@ func (m *members) note() {
 // forgetModels lets the next look ask the engine, whenever the last one was.
 func (e *engine) forgetModels() {
 	if known := e.listed.Load(); known != nil {
-		e.listed.Store(&listing{models: known.models})
+		e.listed.Store(&listing{at: known.at, due: true, models: known.models})
 	}
+}
+
+// relist has the engine asked for its models again soon.
+func (e *engine) relist() {
+	select {
+	case e.changed <- struct{}{}:
+	default: // they will be
+	}
+}
+
+// relist has engines asked again that may have a model that nobody has listed.
+func (s *state) relist() {
+	for _, p := range s.pools {
+		for _, e := range p.now.Load().engines {
+			if known := e.listed.Load(); known == nil || time.Since(known.at) >= modelsFresh {
+				e.relist()
+			}
+		}
+	}
+}
+
+// lists reports whether the engine has said that it serves the model.
+func (e *engine) lists(name string) bool {
+	known := e.listed.Load()
+	return known != nil && slices.ContainsFunc(known.models, func(m model) bool { return m.name == name })
 }
 
 // listing is what an engine listed, and when.
 type listing struct {
 	at     time.Time
+	due    bool // it is to be asked again, however fresh this is
 	models []model
 }
 
@@ -329,7 +372,7 @@ func (m *members) revisionOf(ctx context.Context, id inference.EndpointID, e *en
 	if path == "" || e.line != nil && e.line.Status().Engine.Revision != "" {
 		return
 	}
-	if body, ok := lookUp(ctx, e.conn, path, authorization); ok {
+	if body, ok := lookUp(ctx, e.aside, path, authorization); ok {
 		m.book.SetRevision(id, of.Revision(body))
 		m.reportRevisions()
 	}

@@ -5,10 +5,12 @@ package gateway_test
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/tidwall/gjson"
@@ -250,5 +252,140 @@ func TestEnginesTellTheirRevision(t *testing.T) {
 		tgi("1"), tgi("2"), tgi("3")))
 	r.until("both revisions are known", func() bool {
 		return strings.Join(r.gateway.Status()[0].Revisions(), " ") == "org/m@1 org/m@2"
+	})
+}
+
+// One engine that hangs hides no model of another.
+func TestHungEnginesHideNoModels(t *testing.T) {
+	t.Parallel()
+	r, urls := newEngines(t, 1, func(_ int, c *simengine.Config) { c.Models = []string{"good"} })
+	hung, err := net.Listen("tcp", "127.0.0.1:0") // its backlog takes connections
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = hung.Close() })
+	yaml := "routes: [{match: {model: good}, backends: [{pool: ok}]}]\npools:\n"
+	for _, name := range []string{"a", "b", "c", "z"} {
+		yaml += fmt.Sprintf("  %s: {health: {interval: 0s}, discovery: {static: [{url: \"http://%s\"}]}}\n", name, hung.Addr())
+	}
+	r.startYAML(yaml + fmt.Sprintf("  ok: {health: {interval: 0s}, discovery: {static: [{url: %q}]}}\n", urls[0]))
+	if got := ids(r.get("/v1/models", "").body); !slices.Equal(got, []string{"good"}) {
+		t.Errorf("listed %v", got)
+	}
+	if got := r.get("/v1/models/good", ""); got.status != 200 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// lister is an engine whose models change.
+type lister struct {
+	mu     sync.Mutex
+	models []string
+	hold   chan struct{} // not nil: a list is answered once it is closed
+	lists  int
+}
+
+func (l *lister) serve(models ...string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.models = models
+}
+
+// asked is how often it was asked for its models.
+func (l *lister) asked() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lists
+}
+
+func (l *lister) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	l.mu.Lock()
+	models, hold := l.models, l.hold
+	if q.URL.Path == "/v1/models" {
+		l.lists++
+	}
+	l.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	switch q.URL.Path {
+	case "/v1/models":
+		if hold != nil {
+			<-hold
+		}
+		list := `{"id":"base"}`
+		for _, name := range models {
+			list += fmt.Sprintf(`,{"id":%q,"parent":"base"}`, name)
+		}
+		fmt.Fprintf(w, `{"data":[%s]}`, list)
+	case chatPath:
+		body, _ := io.ReadAll(q.Body)
+		if name := gjson.GetBytes(body, "model").Str; name != "base" && !slices.Contains(models, name) {
+			w.WriteHeader(404)
+			fmt.Fprint(w, `{"error":{"message":"no such model","code":404}}`)
+			return
+		}
+		fmt.Fprint(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"stop"}]}`)
+	}
+}
+
+// startListers puts a gateway before engines that serve "base" and some adapters.
+func startListers(t *testing.T, n int, settings string, adapters ...string) (r *rig, engines []*lister, yaml string) {
+	t.Helper()
+	r = &rig{t: t, records: &records{ended: make(chan struct{}, 1024)}}
+	static := ""
+	for range n {
+		l := &lister{models: adapters}
+		s := httptest.NewServer(l)
+		t.Cleanup(s.Close)
+		engines, static = append(engines, l), static+fmt.Sprintf("{url: %q}, ", s.URL)
+	}
+	yaml = "routes: [{match: {model: base}, backends: [{pool: p}]}]\npools: {p: {scrape: {interval: 0s}, " + settings + ", discovery: {static: [" + static + "]}}}\n"
+	r.startYAML(yaml)
+	return r, engines, yaml
+}
+
+func (r *rig) asks(model string) int {
+	return r.post(chatPath, `{"model":"`+model+`","messages":[{"role":"user","content":"x"}]}`).status
+}
+
+// An adapter that is loaded later is found by those who ask for it, with probes or
+// without, and is not forgotten when a reload begins the connections anew.
+func TestAdaptersThatAreLoadedLaterAreFound(t *testing.T) {
+	t.Parallel()
+	r, engines, yaml := startListers(t, 1, "health: {interval: 0s}")
+	if got := r.asks("sql"); got != 404 {
+		t.Fatalf("status %d before it is loaded", got)
+	}
+	r.awaits("the engine is asked for its models", func() bool { return engines[0].asked() > 0 })
+	engines[0].serve("sql")
+	r.awaits("the adapter is found", func() bool { return r.asks("sql") == 200 })
+	hold := make(chan struct{})
+	engines[0].mu.Lock()
+	engines[0].hold = hold
+	engines[0].mu.Unlock()
+	r.reload(strings.Replace(yaml, "{p: {", "{p: {timeouts: {connect: 3s}, ", 1))
+	if got := r.asks("sql"); got != 200 {
+		t.Errorf("status %d after a reload, while the engine is asked again", got)
+	}
+	close(hold)
+}
+
+// An engine that no longer serves what it listed is asked again, and requests go to
+// the one that does.
+func TestAdaptersThatAreUnloadedAreNotAskedFor(t *testing.T) {
+	t.Parallel()
+	r, engines, _ := startListers(t, 2, "health: {interval: 1m}, routing: {profile: least_load}", "sql")
+	r.awaits("both were asked", func() bool { return engines[0].asked() > 0 && engines[1].asked() > 0 })
+	r.awaits("the adapter is found", func() bool { return r.asks("sql") == 200 })
+	engines[0].serve()
+	before := engines[0].asked()
+	r.awaits("one meets the engine that has unloaded it", func() bool { return r.asks("sql") == 404 })
+	r.awaits("it is asked again", func() bool { return engines[0].asked() > before })
+	r.awaits("the engine that has it gets the requests", func() bool {
+		for range 10 {
+			if r.asks("sql") != 200 {
+				return false
+			}
+		}
+		return true
 	})
 }

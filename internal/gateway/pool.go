@@ -79,6 +79,7 @@ type members struct {
 	now   atomic.Pointer[endpoints]
 
 	setting sync.Mutex // held while now is replaced
+	deleted bool       // the configuration has no such pool any more
 	noting  sync.Mutex // held while listed is put together
 	listed  atomic.Pointer[lists]
 
@@ -144,7 +145,7 @@ type chosenBy struct {
 // or returns what another configuration says. One that stays keeps what its
 // plugins know.
 func (b chosenBy) or(how config.Routing, makes func(config.Routing) (*schedule.Profile, error)) (chosenBy, error) {
-	how.TTFT, how.TPOT = 0, 0 // are the book's
+	how.TTFT, how.TTFTPrefillFactor, how.TPOT = 0, 0, 0 // are the book's
 	if makes == nil || reflect.DeepEqual(b.how, how) {
 		return b, nil
 	}
@@ -173,7 +174,7 @@ func (p *pool) configure(c config.Pool) {
 		},
 		HealthPanic: float64(c.Health.PanicThreshold),
 		Profile:     p.profile,
-		TTFT:        time.Duration(c.Routing.TTFT),
+		TTFT:        schedule.TTFT{Base: time.Duration(c.Routing.TTFT), Prefills: c.Routing.TTFTPrefillFactor},
 		TPOT:        time.Duration(c.Routing.TPOT),
 		ScrapeStale: staleAfter(time.Duration(c.Scrape.Interval)),
 		Limits: schedule.Limits{
@@ -209,6 +210,29 @@ func flowConfig(c config.Flow) flow.Config {
 func (m *members) set(list []inference.Endpoint, how *reach) error {
 	m.setting.Lock()
 	defer m.setting.Unlock()
+	if m.deleted {
+		return nil // discovery had not heard of it
+	}
+	return m.replace(list, how)
+}
+
+// setReach changes how the endpoints that there are, are reached.
+func (m *members) setReach(how *reach) error {
+	m.setting.Lock()
+	defer m.setting.Unlock()
+	return m.replace(m.now.Load().fleet.Endpoints, how)
+}
+
+// delete lets go of all endpoints, for good.
+func (m *members) delete() {
+	m.setting.Lock()
+	defer m.setting.Unlock()
+	m.deleted = true
+	_ = m.replace(nil, nil) // cannot fail without endpoints
+}
+
+// replace is set. The caller holds setting.
+func (m *members) replace(list []inference.Endpoint, how *reach) error {
 	old := m.now.Load()
 	if how == nil {
 		how = &old.reach
@@ -232,9 +256,17 @@ func (m *members) set(list []inference.Endpoint, how *reach) error {
 		if err != nil {
 			return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
 		}
-		made := newEngine(conn)
+		aside, err := upstream.New(upstream.Config{URL: u, ConnectTimeout: how.connect, IdleMax: -1})
+		if err != nil {
+			return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
+		}
+		made := newEngine(conn, aside)
 		made.guard = e.Guard
 		made.scraped.kind.Store(int32(how.scraping.Kind)) // until it tells
+		if known := old.engines[e.ID]; known != nil {
+			made.listed.Store(known.listed.Load())
+			made.forgetModels()
+		}
 		if how.scraping.Interval > 0 {
 			if made.metrics, err = how.scraping.connect(u); err != nil {
 				return fmt.Errorf("pool %s: %w", set.fleet.Name, err)
@@ -304,30 +336,44 @@ func (m *members) watch(id inference.EndpointID, e *engine, how *reach) {
 				e.probe(ctx, how.health, authorizationHeader(how.authorization), func(h inference.Health) {
 					m.found(ctx, id, e, how, h)
 				})
-			},
-			func(ctx context.Context) { m.lookAtModels(ctx, id, e, how.authorization) })
+			})
 	}
+	each = append(each, func(ctx context.Context) { m.lookAtModels(ctx, id, e, how.authorization, how.health.Interval > 0) })
 	if e.metrics != nil {
 		each = append(each, func(ctx context.Context) { m.scrape(ctx, id, e, how) })
 	}
-	if len(each) > 0 {
-		e.watch(each...)
-	}
+	e.watch(each...)
 }
 
-// lookAtModels keeps what an engine serves known, until ctx is done.
-func (m *members) lookAtModels(ctx context.Context, id inference.EndpointID, e *engine, authorization string) {
-	every := time.NewTicker(modelsEvery)
-	defer every.Stop()
-	for {
-		look, cancel := context.WithTimeout(ctx, modelsTime)
-		m.modelsOf(look, id, e, authorization)
-		m.revisionOf(look, id, e, authorization)
-		cancel()
+// lookAtModels keeps what an engine serves known, until ctx is done. An engine that
+// is not probed is only asked when there is a reason.
+func (m *members) lookAtModels(ctx context.Context, id inference.EndpointID, e *engine, authorization string, unasked bool) {
+	var every <-chan time.Time
+	if unasked {
+		ticker := time.NewTicker(modelsEvery)
+		defer ticker.Stop()
+		every = ticker.C
+	}
+	for look := unasked; ; look = true {
+		if look {
+			at, cancel := context.WithTimeout(ctx, modelsTime)
+			m.modelsOf(at, id, e, authorization)
+			m.revisionOf(at, id, e, authorization)
+			cancel()
+		}
+		looked := time.After(modelsAgain)
 		select {
+		case <-every:
+			continue
+		case <-e.changed:
 		case <-ctx.Done():
 			return
-		case <-every.C:
+		}
+		select {
+		case <-looked:
+			e.forgetModels()
+		case <-ctx.Done():
+			return
 		}
 	}
 }

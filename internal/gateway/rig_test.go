@@ -19,6 +19,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/config"
+	"github.com/headgate/headgate/internal/freeport"
 	"github.com/headgate/headgate/internal/gateway"
 	"github.com/headgate/headgate/internal/journal"
 	"github.com/headgate/headgate/internal/simengine"
@@ -57,7 +58,7 @@ func newEngines(t *testing.T, engines int, edit ...func(i int, c *simengine.Conf
 		for _, f := range edit {
 			f(i, &c)
 		}
-		e, err := simengine.Listen(c)
+		e, err := simengine.Start(freeport.Listen(t), c)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"net/url"
 	"strconv"
@@ -75,7 +76,9 @@ func (s *scraped) metrics() Metrics {
 // listener takes what engines report to the book.
 type listener struct {
 	*members
-	id inference.EndpointID
+	id     inference.EndpointID
+	log    *slog.Logger
+	engine *engine
 	*scraped
 }
 
@@ -89,7 +92,9 @@ func (l listener) Scraped(r scrape.Report) {
 		l.kind.Store(int32(read.Kind))
 	}
 	if r.Restarted {
+		l.log.Info("engine was restarted: nothing of it counts as cached")
 		l.book.Restarted(l.id)
+		l.engine.relist()
 	}
 	if read.CacheTokens.Known {
 		l.book.SetCache(l.id, int(read.CacheTokens.V))
@@ -111,7 +116,7 @@ func (l listener) Scraped(r scrape.Report) {
 // scrape asks an engine for its metrics until ctx is done.
 func (m *members) scrape(ctx context.Context, id inference.EndpointID, e *engine, how *reach) {
 	log := m.g.log.With("pool", m.now.Load().fleet.Name, "endpoint", string(id))
-	err := scrape.Watch(ctx, e.metrics, how.scraping.Config, authorizationHeader(how.authorization), log, listener{m, id, &e.scraped})
+	err := scrape.Watch(ctx, e.metrics, how.scraping.Config, authorizationHeader(how.authorization), log, listener{m, id, log, e, &e.scraped})
 	if err != nil {
 		log.Error("engine's metrics are not asked for", "error", err)
 	}

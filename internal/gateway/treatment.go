@@ -11,6 +11,7 @@ import (
 	"github.com/headgate/headgate/internal/auth"
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/flow"
+	"github.com/headgate/headgate/internal/schedule"
 )
 
 // Headers by which clients say how their requests are treated, under the names
@@ -19,6 +20,7 @@ var (
 	objectiveHeaders = []string{"Headgate-Objective", "X-Gateway-Inference-Objective", "X-Llm-D-Inference-Objective"}
 	fairnessHeaders  = []string{"Headgate-Fairness-Id", "X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
 	ttftHeaders      = []string{"X-Slo-Ttft-Ms", "X-Llm-D-Slo-Ttft-Ms"}
+	tpotHeaders      = []string{"X-Slo-Tpot-Ms", "X-Llm-D-Slo-Tpot-Ms"}
 	timeoutHeaders   = []string{"Headgate-Timeout-Ms"}
 )
 
@@ -34,7 +36,8 @@ type treatment struct {
 	objective string // its name, "" for none
 	priority  int
 	shedAt    flow.ShedAt
-	ttft      time.Duration // 0: the pool's
+	ttft      schedule.TTFT // zero: the pool's
+	tpot      time.Duration // 0: the pool's
 	fairness  string
 	deadline  time.Time // the client's own; zero: none
 }
@@ -46,7 +49,8 @@ func (s *state) treatment(head *Head, who *auth.Principal, routed int, arrived t
 	t.fairness = who.Fairness
 	t.objective = s.objective(head, who, routed)
 	if o, known := s.objectives[t.objective]; known {
-		t.priority, t.ttft = o.Priority, time.Duration(o.TTFT)
+		t.priority, t.tpot = o.Priority, time.Duration(o.TPOT)
+		t.ttft = schedule.TTFT{Base: time.Duration(o.TTFT), Prefills: o.TTFTPrefillFactor}
 		t.shedAt = flow.ShedAt{Queue: float64(o.ShedAt.Queue), Saturation: float64(o.ShedAt.Saturation)}
 	}
 	if head.Trusted {
@@ -54,7 +58,10 @@ func (s *state) treatment(head *Head, who *auth.Principal, routed int, arrived t
 			t.fairness = id
 		}
 		if ttft := milliseconds(head.Header, ttftHeaders); ttft > 0 {
-			t.ttft = ttft
+			t.ttft = schedule.TTFT{Base: ttft}
+		}
+		if tpot := milliseconds(head.Header, tpotHeaders); tpot > 0 {
+			t.tpot = max(tpot, time.Duration(config.TPOTMin))
 		}
 	}
 	if timeout := milliseconds(head.Header, timeoutHeaders); timeout > 0 {

@@ -423,6 +423,9 @@ func (f *flight) refused() attempt.Event {
 		return attempt.Evidence{N: t.n, Kind: attempt.Garbage, Message: "the engine's error is too large"}
 	}
 	t.answer.segments, t.answer.length = [][]byte{t.collected}, int64(len(t.collected))
+	if t.answer.status == http.StatusNotFound && t.engine.lists(f.served) {
+		t.engine.relist() // it was restarted with another model, or an adapter was unloaded
+	}
 	if f.leased != nil {
 		if kind, ok := t.guardRefused(); ok {
 			return attempt.Evidence{N: t.n, Kind: kind}

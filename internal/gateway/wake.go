@@ -141,6 +141,11 @@ func (m *members) found(ctx context.Context, id inference.EndpointID, e *engine,
 	}
 	m.book.SetHealth(id, h)
 	m.queue.mu.Unlock()
+	if log := m.g.log.With("pool", m.now.Load().fleet.Name, "endpoint", string(id), "health", h.String()); h != inference.Healthy {
+		log.Warn("endpoint is not to be used")
+	} else if e.known.Load() {
+		log.Info("endpoint can be used again")
+	}
 	e.known.Store(true)
 	m.pump()
 	m.sleep.waker.Load().Look()

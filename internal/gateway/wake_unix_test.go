@@ -27,11 +27,7 @@ func TestAnEngineThatIsBeingStoppedGetsNothing(t *testing.T) {
 		pid, pid, pid))
 	first := q.ask("first")
 	q.waiting(1)
-	q.up() // what the command stands for
-	if got := <-first; got.status != 200 {
-		t.Fatalf("%+v", got)
-	}
-	var text []byte
+	var text []byte // before the engine is used: from then on it can be stopped
 	q.until("the command is running", func() bool {
 		var err error
 		text, err = os.ReadFile(pid)
@@ -40,6 +36,10 @@ func TestAnEngineThatIsBeingStoppedGetsNothing(t *testing.T) {
 	number, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		t.Fatal(err)
+	}
+	q.up() // what the command stands for
+	if got := <-first; got.status != 200 {
+		t.Fatalf("%+v", got)
 	}
 	look, over := time.NewTicker(time.Millisecond), time.After(10*time.Second)
 	defer look.Stop()

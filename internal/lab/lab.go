@@ -143,7 +143,7 @@ func newFleet(c Cell, w *Workload, infinite bool) (*fleet, error) {
 		case q.Adapter != "" && c.Model == "alternating":
 			return nil, fmt.Errorf("engines of the alternating model have no adapters")
 		case q.In+q.Out > spec.KVTokens-w.BlockTokens:
-			return nil, fmt.Errorf("request %d has %d tokens, more than engine %s can hold", i, q.In+q.Out, name)
+			return nil, fmt.Errorf("%s has %d tokens, more than engine %s can hold", w.source(i), q.In+q.Out, name)
 		case q.Adapter != "" && spec.Params.AdapterSlots == 0:
 			return nil, fmt.Errorf("engine %s has no slots for adapters", name)
 		}

@@ -163,7 +163,7 @@ var sample = NewTraces(Sample(1))
 func TestEveryWorkloadRuns(t *testing.T) {
 	for _, name := range Workloads {
 		for _, held := range []bool{false, true} {
-			w, err := sample.Workload(name, 2, 3, held)
+			w, err := sample.Workload(t.Context(), name, 2, 3, held)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
@@ -180,7 +180,7 @@ func TestEveryWorkloadRuns(t *testing.T) {
 			}
 			for _, p := range Policies {
 				c := Cell{Workload: name, N: 2, TwoSpeed: true}
-				a, err := run(w, c, p, w.guess/3)
+				a, err := run(t.Context(), w, c, p, w.guess/3)
 				if err != nil {
 					t.Fatalf("%s, %s: %v", name, p.Name, err)
 				}
@@ -190,14 +190,14 @@ func TestEveryWorkloadRuns(t *testing.T) {
 				if p.Name != "headgate" {
 					continue
 				}
-				if b, _ := run(w, c, p, w.guess/3); !reflect.DeepEqual(a, b) {
+				if b, _ := run(t.Context(), w, c, p, w.guess/3); !reflect.DeepEqual(a, b) {
 					t.Errorf("%s, %s: two runs differ: %+v, %+v", name, p.Name, a, b)
 				}
 				if c.Model = "alternating"; name == "lora" {
-					if _, err := run(w, c, p, 1); err == nil {
+					if _, err := run(t.Context(), w, c, p, 1); err == nil {
 						t.Errorf("%s: an engine without adapters was given some", p.Name)
 					}
-				} else if a, err := run(w, c, p, w.guess/3); err != nil || a.Requests == 0 {
+				} else if a, err := run(t.Context(), w, c, p, w.guess/3); err != nil || a.Requests == 0 {
 					t.Errorf("%s, %s: %+v, %v", name, p.Name, a, err)
 				}
 			}
@@ -206,13 +206,13 @@ func TestEveryWorkloadRuns(t *testing.T) {
 }
 
 func TestMoreLoadIsServedWorse(t *testing.T) {
-	w, err := sample.Workload("b2b", 2, 1, false)
+	w, err := sample.Workload(t.Context(), "b2b", 2, 1, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p, _ := PolicyNamed("headgate")
-	light, _ := run(w, Cell{Workload: "b2b", N: 2}, p, w.loadMax/7)
-	heavy, _ := run(w, Cell{Workload: "b2b", N: 2}, p, w.loadMax)
+	light, _ := run(t.Context(), w, Cell{Workload: "b2b", N: 2}, p, w.loadMax/7)
+	heavy, _ := run(t.Context(), w, Cell{Workload: "b2b", N: 2}, p, w.loadMax)
 	if light.Good < 0.99 || heavy.Good > 0.5 || heavy.Requests <= light.Requests {
 		t.Errorf("light %+v, heavy %+v", light, heavy)
 	}
@@ -289,7 +289,10 @@ func TestQueueKeepsWhatEnginesHaveNoRoomFor(t *testing.T) {
 		heard(now, machine, ev)
 		most = max(most, s.view.pending[machine])
 	}
-	r := s.run(1)
+	r, err := s.run(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	// A prompt takes 0.2 s: two are more than 0.25 s, and a third would come before
 	// it is known that the first takes as long.
 	if r.Requests != 40 || most > 4 || s.left != 0 {
@@ -346,7 +349,7 @@ func TestTwoModelsRankAlike(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sums[i] = Summarize(list, func(Comparison) bool { return true })
+		sums[i] = Summarize(list, Everywhere)
 	}
 	if c := Correlation(sums[0], sums[1]); c < 0.8 || sums[0][0].Policy != "headgate" || sums[1][0].Policy != "headgate" {
 		t.Errorf("correlation %v:\n%+v\n%+v", c, sums[0], sums[1])
@@ -355,7 +358,7 @@ func TestTwoModelsRankAlike(t *testing.T) {
 	if err := WriteJSON(&raw, nil); err != nil {
 		t.Fatal(err)
 	}
-	if back, err := ReadSummary(&raw); err != nil || len(back) != 0 {
+	if back, err := ReadJSON(&raw); err != nil || len(back) != 0 {
 		t.Errorf("%v, %v", back, err)
 	}
 	WriteRanking(&text, sums[0], sums[1])
@@ -397,23 +400,23 @@ func TestOwnTraces(t *testing.T) {
 	p, _ := PolicyNamed("headgate")
 	for _, name := range []string{"mine.jsonl", "mine.csv"} {
 		var goodput []float64
-		for _, n := range []int{1, 4} {
-			w, err := own.Workload(name, n, 1, true)
+		for _, n := range []int{1, 2} {
+			w, err := own.Workload(t.Context(), name, n, 1, true)
 			if err != nil {
 				t.Fatal(err)
 			}
 			c := Cell{Workload: name, N: n}
-			k, err := knee(w, c, p, w.guess)
+			k, err := knee(t.Context(), w, c, p, w.guess)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r, err := run(w, c, p, k*0.95); err != nil || r.Requests < 50 || r.Good < Attainment-0.03 {
+			if r, err := run(t.Context(), w, c, p, k*0.95); err != nil || r.Requests < 50 || r.Good < Attainment-0.03 {
 				t.Errorf("%s on %d: %+v at %v, %v", name, n, r, k*0.95, err)
 			}
 			goodput = append(goodput, k)
 		}
-		if goodput[1] < 2.5*goodput[0] {
-			t.Errorf("%s: goodput of 1 and 4 engines is %v", name, goodput)
+		if goodput[1] < 1.4*goodput[0] {
+			t.Errorf("%s: goodput of 1 and 2 engines is %v", name, goodput)
 		}
 	}
 }
@@ -426,7 +429,7 @@ func TestBadTracesAreRefused(t *testing.T) {
 	dir["servegen_m-small/chunk-2-trace.csv"].Data = []byte("0,1,1,Gamma,1,0\n600,1,1,Gamma,1,0\n")
 	broken := NewTraces(dir)
 	for _, name := range []string{"conv", "azconv", "azcode", "servegen", "nothing"} {
-		if _, err := broken.Workload(name, 2, 1, false); err == nil {
+		if _, err := broken.Workload(t.Context(), name, 2, 1, false); err == nil {
 			t.Errorf("%s: no complaint", name)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/headgate/headgate/internal/prefix"
 	"github.com/headgate/headgate/internal/schedule"
 	"github.com/headgate/headgate/internal/schedule/cost"
+	"github.com/headgate/headgate/plugin"
 	"github.com/headgate/headgate/plugins/standard"
 )
 
@@ -67,7 +68,7 @@ func (p *ours) choose(now float64, q *flight) int {
 func (p *ours) ask(q *flight) schedule.Ask {
 	return schedule.Ask{
 		Prompt: inference.Tokens{N: q.In}, Keys: q.Blocks, PromptBytes: max(q.In*prefix.BlockBytes/p.v.f.params[0].BlockTokens, 1),
-		Stream: true, Arrived: clock(q.arrived), TTFT: time.Duration(q.target * float64(time.Second)),
+		Stream: true, Arrived: clock(q.arrived), TTFT: schedule.TTFT{Base: time.Duration(q.target * float64(time.Second))},
 		Adapter: q.Adapter,
 	}
 }
@@ -121,15 +122,14 @@ func (p *clairvoyant) choose(now float64, q *flight) int {
 			ahead += prefillSeconds(params.Token.Seconds(), params.Attention.Seconds(), w.In, w.In-int(w.fresh))
 		}
 		own := prefillSeconds(params.Token.Seconds(), params.Attention.Seconds(), q.In, hit)
-		ask := cost.Ask{Prompt: float64(q.In), Output: float64(q.Out), TTFT: q.target, TPOT: p.v.f.spec.TPOT}
-		place := cost.Place{
-			Cached: float64(hit), Ahead: ahead, PerToken: params.Token.Seconds(),
-			Running: p.v.running[i], Context: p.v.context[i],
+		ask := cost.Ask{Prompt: float64(q.In), Output: float64(q.Out), TTFT: q.target}
+		there := plugin.Candidate{
+			Cached: hit, Ahead: ahead, PerToken: params.Token.Seconds(),
+			Others: p.v.running[i], Context: p.v.context[i],
 			Stalls: known{now, p.streams[i], p.v.f.spec.TPOT, (params.StepBase + params.StepFloor).Seconds()},
 		}
 		var terms cost.Terms
-		cost.Default.Score(&ask, &place, &terms)
-		return terms.Total + own - terms.Own
+		return cost.Default.Score(&ask, &there, &terms) + own - terms.Own
 	})
 }
 

@@ -18,7 +18,7 @@ func WriteTable(out io.Writer, list []Comparison) {
 		fmt.Fprintf(out, "%-26s %10.3f %10.3f %-18s %+7.1f%% %7.2f\n", c.Name, c.Ours, c.BestPeer, c.BestPeerName, 100*c.Gain, c.TTFT99)
 	}
 	fmt.Fprintf(out, "\n%-20s %8s %8s %8s %10s\n", "policy", "mean", "worst", "lost", "worst seed")
-	for _, s := range Summarize(list, func(Comparison) bool { return true }) {
+	for _, s := range Summarize(list, Everywhere) {
 		fmt.Fprintf(out, "%-20s %+7.1f%% %+7.1f%% %4d/%-3d %+9.1f%%\n", s.Policy, 100*s.Mean, 100*s.Worst, s.Lost, s.Cells, 100*s.WorstSeed)
 	}
 }
@@ -42,6 +42,103 @@ func WriteOverload(out io.Writer, list []Comparison, multiples []float64) {
 	}
 }
 
+// WriteMarkdown writes the tables of docs/routing.md: what each of Headgate's policies
+// comes to over groups of cells, and every cell.
+func WriteMarkdown(out io.Writer, list []Comparison) {
+	writeGroups(out, list)
+	fmt.Fprintln(out)
+	writeCells(out, list)
+}
+
+// tabled are Headgate's policies that the tables show.
+var tabled = []string{"headgate", "headgate-immediate"}
+
+func writeGroups(out io.Writer, list []Comparison) {
+	fmt.Fprintln(out, "| cells | policy | number | mean gain | worst cell | lost | worst seed | p99 within 1.05 | over 1.2 | largest |")
+	fmt.Fprintln(out, "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+	for _, g := range []struct {
+		name string
+		want func(Comparison) bool
+	}{
+		{"all", Everywhere},
+		{"without azcode", func(c Comparison) bool { return c.Workload != "azcode" }},
+		{"one speed, without azcode", func(c Comparison) bool { return c.Workload != "azcode" && !c.TwoSpeed }},
+		{"two speeds, without azcode", func(c Comparison) bool { return c.Workload != "azcode" && c.TwoSpeed }},
+	} {
+		sums := Summarize(list, g.want)
+		for _, name := range tabled {
+			at := slices.IndexFunc(sums, func(s Summary) bool { return s.Policy == name })
+			if at < 0 {
+				continue
+			}
+			near, far, most := 0, 0, 0.0
+			for _, c := range list {
+				if o := c.outcome(name); o != nil && g.want(c) {
+					tail := c.tailRatio(o)
+					most = max(most, tail)
+					if tail <= 1.05 {
+						near++
+					}
+					if tail > 1.2 {
+						far++
+					}
+				}
+			}
+			s := sums[at]
+			fmt.Fprintf(out, "| %s | %s | %d | %+.1f %% | %+.1f %% | %d | %+.1f %% | %d of %d | %d | %.2f |\n",
+				g.name, name, s.Cells, 100*s.Mean, 100*s.Worst, s.Lost, 100*s.WorstSeed, near, s.Cells, far, most)
+		}
+	}
+}
+
+func writeCells(out io.Writer, list []Comparison) {
+	fmt.Fprintln(out, "| workload | engines | speeds | Headgate | best peer | gain % | p99 | immediate % | its p99 | hits, ours / peer's | endless cache | clairvoyant |")
+	fmt.Fprintln(out, "|---|--:|---|--:|---|--:|--:|--:|--:|--:|--:|--:|")
+	for _, c := range list {
+		speeds := "one"
+		if c.TwoSpeed {
+			speeds = "two"
+		}
+		fmt.Fprintf(out, "| %s | %d | %s | %.3g | %s, %.3g |", c.Workload, c.Engines, speeds, c.Ours, c.BestPeerName, c.BestPeer)
+		hit := 0.0
+		for _, name := range tabled {
+			o := c.outcome(name)
+			switch {
+			case o == nil:
+				fmt.Fprint(out, " | |")
+			case name == "headgate":
+				hit = o.Hit
+				fmt.Fprintf(out, " %+.1f (%+.1f) | %.2f |", 100*o.Gain, 100*o.Worst, c.tailRatio(o))
+			default:
+				fmt.Fprintf(out, " %+.1f | %.2f |", 100*o.Gain, c.tailRatio(o))
+			}
+		}
+		if peer := c.outcome(c.BestPeerName); peer != nil {
+			fmt.Fprintf(out, " %.3f / %.3f |", hit, peer.Hit)
+		} else {
+			fmt.Fprint(out, " |")
+		}
+		for _, name := range []string{"infinite-cache", "clairvoyant"} {
+			if o := c.outcome(name); o != nil {
+				fmt.Fprintf(out, " %+.0f |", 100*o.Gain)
+			} else {
+				fmt.Fprint(out, " |")
+			}
+		}
+		fmt.Fprintln(out)
+	}
+}
+
+// outcome is that of a policy, nil if it was not played.
+func (c *Comparison) outcome(policy string) *Outcome {
+	for i := range c.Outcomes {
+		if c.Outcomes[i].Policy == policy {
+			return &c.Outcomes[i]
+		}
+	}
+	return nil
+}
+
 // Summary is one policy over all cells, against each cell's best peer.
 type Summary struct {
 	Policy    string  `json:"policy"`
@@ -54,6 +151,9 @@ type Summary struct {
 
 // lost is what counts as a loss; less is within the search's resolution.
 const lost = -0.005
+
+// Everywhere wants every cell.
+func Everywhere(Comparison) bool { return true }
 
 // Summarize adds up the cells that are wanted, the best policy first.
 func Summarize(list []Comparison, want func(Comparison) bool) []Summary {
@@ -100,18 +200,18 @@ func WriteJSON(out io.Writer, list []Comparison) error {
 		Metric  string       `json:"metric"`
 		Cells   []Comparison `json:"cells"`
 		Summary []Summary    `json:"summary"`
-	}{"goodput at 95 % SLO", list, Summarize(list, func(Comparison) bool { return true })})
+	}{"goodput at 95 % SLO", list, Summarize(list, Everywhere)})
 }
 
-// ReadSummary reads what WriteJSON wrote.
-func ReadSummary(in io.Reader) ([]Summary, error) {
+// ReadJSON reads what WriteJSON wrote.
+func ReadJSON(in io.Reader) ([]Comparison, error) {
 	var read struct {
-		Summary []Summary `json:"summary"`
+		Cells []Comparison `json:"cells"`
 	}
 	if err := json.NewDecoder(in).Decode(&read); err != nil {
 		return nil, err
 	}
-	return read.Summary, nil
+	return read.Cells, nil
 }
 
 // Correlation is Spearman's: how alike two sweeps rank the policies that are in

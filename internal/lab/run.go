@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"context"
 	"slices"
 	"strconv"
 
@@ -70,13 +71,13 @@ type desk interface {
 	refuse(now float64, q *flight)
 }
 
-// run replays a workload at a load.
-func run(w *Workload, c Cell, p Policy, load float64) (Result, error) {
+// run replays a workload at a load. A done context ends it.
+func run(ctx context.Context, w *Workload, c Cell, p Policy, load float64) (Result, error) {
 	f, err := newFleet(c, w, p.infinite)
 	if err != nil {
 		return Result{}, err
 	}
-	return newSimulation(w, c, f, p).run(load), nil
+	return newSimulation(w, c, f, p).run(ctx, load)
 }
 
 func newSimulation(w *Workload, c Cell, f *fleet, p Policy) *simulation {
@@ -111,7 +112,7 @@ type simulation struct {
 
 const tail = 60 // seconds after the last arrival, for what is under way
 
-func (s *simulation) run(load float64) Result {
+func (s *simulation) run(ctx context.Context, load float64) (Result, error) {
 	w := s.w
 	var arrivals []int
 	for _, i := range w.roots {
@@ -149,8 +150,13 @@ func (s *simulation) run(load float64) Result {
 		s.play.At(at(0), arrive)
 	}
 	for s.left > 0 && s.play.Advance(end+tail) {
+		// Each time: one step of a long queue may take milliseconds, and to ask is
+		// an atomic load.
+		if err := ctx.Err(); err != nil {
+			return Result{}, err
+		}
 	}
-	return s.result(end + tail)
+	return s.result(end + tail), nil
 }
 
 // turn is an arrival in a workload of sessions: none begins after its end.

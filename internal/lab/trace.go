@@ -3,10 +3,9 @@
 package lab
 
 import (
-	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"io/fs"
 	"math"
 	"math/rand/v2"
@@ -14,7 +13,6 @@ import (
 	"sort"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Traces reads the traces of a folder; they are not part of the repository. Each
@@ -28,46 +26,24 @@ type Traces struct {
 func NewTraces(dir fs.FS) *Traces { return &Traces{fs: dir, files: map[string]any{}} }
 
 // load reads a file once.
-func load[T any](t *Traces, name string, read func(io.Reader) ([]T, error)) ([]T, error) {
-	if known, ok := t.files[name]; ok {
-		return known.([]T), nil
+func load[T any](ctx context.Context, t *Traces, name string, read func(*reader) ([]T, error)) ([]T, error) {
+	if known, ok := t.files[name].([]T); ok {
+		return known, nil
 	}
 	f, err := t.fs.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }() // it was only read
-	rows, err := read(f)
+	rows, err := read(newReader(ctx, name, f))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, err
 	}
 	if len(rows) == 0 {
 		return nil, fmt.Errorf("%s: is empty", name)
 	}
 	t.files[name] = rows
 	return rows, nil
-}
-
-// mooncakeRow is one line of a Mooncake trace.
-type mooncakeRow struct {
-	Timestamp float64 `json:"timestamp"` // ms
-	In        int     `json:"input_length"`
-	Out       int     `json:"output_length"`
-	Blocks    []int64 `json:"hash_ids"` // of 512 tokens, chained
-}
-
-func readMooncake(r io.Reader) ([]mooncakeRow, error) {
-	var rows []mooncakeRow
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 1<<20), 8<<20)
-	for lines.Scan() {
-		var row mooncakeRow
-		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
-			return nil, fmt.Errorf("line %d: %w", len(rows)+1, err)
-		}
-		rows = append(rows, row)
-	}
-	return rows, lines.Err()
 }
 
 // window says which part of a trace a workload is drawn from.
@@ -78,45 +54,70 @@ type window struct {
 	from, to float64 // shares of the trace in which copies begin
 	jitter   float64 // seconds; the conversation trace's times are binned
 	shared   bool    // block 0 is a prompt that everybody shares
+
+	common map[int64]bool // blocks that don't tell sessions apart; the first one never does
+}
+
+// chained is a block with the key of all before it. Ids of a user's trace may stand
+// for 512 tokens wherever they are, but engines and indices need keys that stand for
+// a whole prefix.
+type chained struct {
+	before uint64
+	id     int64
 }
 
 // mooncake lays windows of a trace over each other, each with users of its own.
 // Load leaves out sessions, so the gaps between a session's turns are real.
-func (t *Traces) mooncake(name string, seed int64, copies int, in window) (*Workload, error) {
-	rows, err := load(t, in.file, readMooncake)
+func (t *Traces) mooncake(ctx context.Context, name string, seed int64, copies int, in window) (*Workload, error) {
+	rows, err := load(ctx, t, in.file, readMooncake)
 	if err != nil {
 		return nil, err
 	}
 	r := newRand(seed, 4)
 	w := &Workload{
-		Name: name, BlockTokens: blockLarge, loadMax: float64(copies), warm: in.warm, end: in.end,
+		Name: name, file: in.file, BlockTokens: blockLarge, loadMax: float64(copies), warm: in.warm, end: in.end,
 		engine: "32b-tier", short: "× the trace",
 	}
-	span := rows[len(rows)-1].Timestamp / 1000
+	span := rows[len(rows)-1].ms / 1000
 	var k keys
 	everybody := k.take(1)[0]
 	for range copies {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		begin := (in.from + r.Float64()*(in.to-in.from)) * span
-		ids, draws := map[int64]uint64{}, map[uint64]float64{}
+		ids, draws := map[chained]uint64{}, map[uint64]float64{}
 		for _, row := range rows {
-			at := row.Timestamp/1000 + r.Float64()*in.jitter - begin
+			// Drawn for the rows outside of the window too: what a seed gives must not
+			// hang on where it lies.
+			at := row.ms/1000 + r.Float64()*in.jitter - begin
 			if at < 0 || at >= in.end {
 				continue
 			}
-			q := Request{Arrive: at, In: max(row.In, 1), Out: max(row.Out, 1), next: -1}
-			for _, id := range row.Blocks {
-				if id == 0 && in.shared {
-					q.Blocks = append(q.Blocks, everybody)
-					continue
+			q := Request{Arrive: at, In: row.in, Out: row.out, next: -1, line: row.line}
+			var before uint64
+			for _, id := range row.blocks {
+				block := chained{before, id}
+				switch {
+				case id == 0 && in.shared:
+					before = everybody
+				case ids[block] == 0:
+					before = k.take(1)[0]
+					ids[block] = before
+				default:
+					before = ids[block]
 				}
-				if ids[id] == 0 {
-					ids[id] = k.take(1)[0]
-				}
-				q.Blocks = append(q.Blocks, ids[id])
+				q.Blocks = append(q.Blocks, before)
 			}
-			session := uint64(0)
-			if n := len(q.Blocks); n > 0 {
-				session = q.Blocks[min(1, n-1)]
+			which := min(1, max(len(q.Blocks)-1, 0))
+			for which < len(q.Blocks) && in.common[row.blocks[which]] {
+				which++
+			}
+			var session uint64
+			if which < len(q.Blocks) {
+				session = q.Blocks[which]
+			} else {
+				session = k.take(1)[0] // of its own
 			}
 			if _, known := draws[session]; !known {
 				draws[session] = r.Float64()
@@ -134,42 +135,10 @@ func (t *Traces) mooncake(name string, seed int64, copies int, in window) (*Work
 	return w, nil
 }
 
-// azureRow is one line of an Azure LLM inference trace.
-type azureRow struct {
-	at      float64
-	in, out int
-}
-
-func readAzure(r io.Reader) ([]azureRow, error) {
-	var rows []azureRow
-	lines := bufio.NewScanner(r)
-	for n := 1; lines.Scan(); n++ {
-		if n == 1 {
-			continue // names
-		}
-		part := strings.Split(strings.TrimSpace(lines.Text()), ",")
-		if len(part) != 3 {
-			return nil, fmt.Errorf("line %d has %d fields, want 3", n, len(part))
-		}
-		at, err := time.Parse("2006-01-02 15:04:05.9999999", part[0])
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", n, err)
-		}
-		in, err1 := strconv.Atoi(part[1])
-		out, err2 := strconv.Atoi(part[2])
-		if err1 != nil || err2 != nil {
-			return nil, fmt.Errorf("line %d: tokens are not numbers", n)
-		}
-		rows = append(rows, azureRow{float64(at.UnixNano()) / 1e9, max(in, 1), max(out, 1)})
-	}
-	slices.SortStableFunc(rows, func(a, b azureRow) int { return int(math.Copysign(1, a.at-b.at)) })
-	return rows, lines.Err()
-}
-
 // azure is a stretch of a trace that has no prefixes, its bursts kept. A load of
 // one is one request a second.
-func (t *Traces) azure(name, file string, seed int64, n int, from, to float64) (*Workload, error) {
-	rows, err := load(t, file, readAzure)
+func (t *Traces) azure(ctx context.Context, name, file string, seed int64, n int, from, to float64) (*Workload, error) {
+	rows, err := load(ctx, t, file, readAzure)
 	if err != nil {
 		return nil, err
 	}
@@ -181,10 +150,13 @@ func (t *Traces) azure(name, file string, seed int64, n int, from, to float64) (
 	n = min(n, len(rows)*9/10)
 	begin := r.IntN(len(rows) - n + 1)
 	rows = rows[begin : begin+n]
-	w := &Workload{Name: name, BlockTokens: blockSmall, compress: true, loadMax: math.Inf(1), warm: 0.1, end: 1, engine: "8b-a100", short: "requests/s"}
-	took := max(rows[n-1].at-rows[0].at, 1e-3)
+	w := &Workload{Name: name, file: file, BlockTokens: blockSmall, compress: true, loadMax: math.Inf(1), warm: 0.1, end: 1, engine: "8b-a100", short: "requests/s"}
+	took := rows[n-1].at - rows[0].at
+	if took <= 0 {
+		return nil, fmt.Errorf("%s:%d: %d requests from here on have one time: without the gaps between them no load can be made", file, rows[0].line, n)
+	}
 	for _, row := range rows {
-		w.add(Request{Arrive: (row.at - rows[0].at) / took * float64(n), In: row.in, Out: row.out, next: -1})
+		w.add(Request{Arrive: (row.at - rows[0].at) / took * float64(n), In: row.in, Out: row.out, next: -1, line: row.line})
 	}
 	w.number()
 	return w, nil
@@ -210,14 +182,13 @@ func (l *lengths) draw(r *rand.Rand) int {
 }
 
 // client reads one of ServeGen's clients, at the window that begins at a time.
-func (t *Traces) client(chunk int, at float64) (*renewal, error) {
+func (t *Traces) client(ctx context.Context, chunk int, at float64) (*renewal, error) {
 	base := fmt.Sprintf("servegen_m-small/chunk-%d-", chunk)
-	rows, err := load(t, base+"trace.csv", func(r io.Reader) (rows [][]string, err error) {
-		lines := bufio.NewScanner(r)
-		for lines.Scan() {
-			rows = append(rows, strings.Split(strings.TrimSpace(lines.Text()), ","))
+	rows, err := load(ctx, t, base+"trace.csv", func(r *reader) (rows [][]string, err error) {
+		for r.next() {
+			rows = append(rows, strings.Split(r.text(), ","))
 		}
-		return rows, lines.Err()
+		return rows, r.err()
 	})
 	if err != nil {
 		return nil, err
@@ -238,16 +209,16 @@ func (t *Traces) client(chunk int, at float64) (*renewal, error) {
 		at   float64
 		text map[string]string
 	}
-	sets, err := load(t, base+"dataset.json", func(r io.Reader) ([]dataset, error) {
+	sets, err := load(ctx, t, base+"dataset.json", func(r *reader) ([]dataset, error) {
 		var raw map[string]map[string]string
 		if err := json.NewDecoder(r).Decode(&raw); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", r.name, err)
 		}
 		var sets []dataset
 		for key, text := range raw {
 			when, err := strconv.ParseFloat(key, 64)
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("%s: %w", r.name, err)
 			}
 			sets = append(sets, dataset{when, text})
 		}
@@ -334,7 +305,7 @@ func gammaDraw(r *rand.Rand, k float64) float64 {
 
 // clients lays ServeGen's clients over each other. A load of one is one request
 // a second.
-func (t *Traces) clients(seed int64, n int, held bool) (*Workload, error) {
+func (t *Traces) clients(ctx context.Context, seed int64, n int, held bool) (*Workload, error) {
 	chosen := []struct {
 		chunk int
 		at    float64
@@ -346,7 +317,7 @@ func (t *Traces) clients(seed int64, n int, held bool) (*Workload, error) {
 	var all []*renewal
 	total := 0.0
 	for _, c := range chosen {
-		one, err := t.client(c.chunk, c.at)
+		one, err := t.client(ctx, c.chunk, c.at)
 		if err != nil {
 			return nil, err
 		}
@@ -374,48 +345,11 @@ func (t *Traces) clients(seed int64, n int, held bool) (*Workload, error) {
 // Workloads are the names that Workload knows, those with traces first.
 var Workloads = []string{"conv", "synth", "codegen", "b2b", "servegen", "azconv", "azcode", "lora"}
 
-// Of a trace of the user's own: how long a stretch of it is replayed, how many
-// requests at most, and how many streams an engine is guessed to decode at once,
-// which only says where the search begins.
-const (
-	ownStretch  = 600 // seconds
-	ownRequests = 200_000
-	ownStreams  = 30
-)
-
-// own is a trace of the user's: a .jsonl file as Mooncake's are, or a .csv file as
-// Azure's are. Windows are drawn from all of it.
-func (t *Traces) own(name string, seed int64, n int) (w *Workload, err error) {
-	if strings.HasSuffix(name, ".csv") {
-		if w, err = t.azure(name, name, seed, 600*n, 0, 1); err == nil {
-			w.guess = 5 * float64(n)
-		}
-		return w, err
-	}
-	rows, err := load(t, name, readMooncake)
-	if err != nil {
-		return nil, err
-	}
-	spec := Engines["32b-tier"].Params
-	span := max(rows[len(rows)-1].Timestamp/1000, 1)
-	busy := 0.0 // seconds of an engine that the trace takes, if half of the prompts are cached
-	for _, row := range rows {
-		busy += float64(row.In)/2*spec.Token.Seconds() + float64(row.Out)*spec.StepFloor.Seconds()/ownStreams
-	}
-	stretch := min(span, ownStretch)
-	guess := float64(n) * span / max(busy, 1e-9)
-	copies := min(int(3*guess)+2, max(int(ownRequests/(float64(len(rows))*stretch/span)), 1))
-	w, err = t.mooncake(name, seed, copies, window{file: name, end: stretch, warm: 0.3 * stretch, to: 1 - stretch/span})
-	if err == nil {
-		w.guess = min(guess/2, w.loadMax)
-	}
-	return w, err
-}
-
 // Workload makes a workload for n engines. Held ones use other parts of the
 // traces and other parameters of the generators than those that policies were
-// tuned on. The name of a .jsonl or .csv file is a trace of the user's own.
-func (t *Traces) Workload(name string, n int, seed int64, held bool) (w *Workload, err error) {
+// tuned on. The name of a .jsonl or .csv file is a trace of the user's own. A done
+// context ends the reading and the making.
+func (t *Traces) Workload(ctx context.Context, name string, n int, seed int64, held bool) (w *Workload, err error) {
 	f, from := float64(n), 0.0
 	if held {
 		seed += 1_000_003
@@ -427,13 +361,13 @@ func (t *Traces) Workload(name string, n int, seed int64, held bool) (w *Workloa
 		if held {
 			in.from, in.to = 0.5, 0.80
 		}
-		w, err = t.mooncake(name, seed, int(f*0.45+2), in)
+		w, err = t.mooncake(ctx, name, seed, int(f*0.45+2), in)
 	case "synth":
 		in := window{file: "mooncake_synthetic_trace.jsonl", end: 330, warm: 100, to: 0.18}
 		if held {
 			in.from, in.to = 0.5, 0.67
 		}
-		w, err = t.mooncake(name, seed, int(f*0.5+2), in)
+		w, err = t.mooncake(ctx, name, seed, int(f*0.5+2), in)
 	case "codegen":
 		return codeAgents(seed, n, held), nil
 	case "b2b":
@@ -441,16 +375,16 @@ func (t *Traces) Workload(name string, n int, seed int64, held bool) (w *Workloa
 	case "lora":
 		return adapterMix(seed, n, held), nil
 	case "servegen":
-		w, err = t.clients(seed, 600*n, held)
+		w, err = t.clients(ctx, seed, 600*n, held)
 	case "azconv":
-		w, err = t.azure(name, "azure2023_conv.csv", seed, 600*n, from, from+0.5)
+		w, err = t.azure(ctx, name, "azure2023_conv.csv", seed, 600*n, from, from+0.5)
 	case "azcode":
-		w, err = t.azure(name, "azure2023_code.csv", seed, 400*n, from, from+0.5)
+		w, err = t.azure(ctx, name, "azure2023_code.csv", seed, 400*n, from, from+0.5)
 	default:
 		if !strings.HasSuffix(name, ".jsonl") && !strings.HasSuffix(name, ".csv") {
 			return nil, fmt.Errorf("workload %q: want one of %s, or a .jsonl or .csv file of the folder with traces", name, strings.Join(Workloads, ", "))
 		}
-		return t.own(name, seed, n)
+		return t.own(ctx, name, seed, n)
 	}
 	if err != nil {
 		return nil, err

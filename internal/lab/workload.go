@@ -3,6 +3,8 @@
 package lab
 
 import (
+	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -23,12 +25,20 @@ type Request struct {
 	next  int     // the session's next turn, -1 for none
 	think float64 // seconds from this one's end to it
 	draw  float64 // in [0, 1): whether a load includes the session
+	line  int     // of Workload.file
 }
 
 // Workload is requests whose load can be set: either sessions are left out, so
 // that the gaps inside a session stay as they are, or time is compressed.
 type Workload struct {
-	Name        string
+	Name string
+	file string // trace that each request is a line of; "": none
+	own  bool   // the file is the user's
+
+	// larger makes another whose loadMax is larger, of a trace that turns out to be
+	// carried whole; nil: loadMax is the bound.
+	larger func(context.Context) (*Workload, error)
+
 	BlockTokens int
 	requests    []Request
 	roots       []int // those that arrive by themselves, in order
@@ -44,6 +54,14 @@ func (w *Workload) number() {
 	for i := range w.requests {
 		w.requests[i].ID = strconv.Itoa(i)
 	}
+}
+
+// source names a request for whoever made the trace.
+func (w *Workload) source(i int) string {
+	if w.file == "" {
+		return fmt.Sprintf("request %d", i)
+	}
+	return fmt.Sprintf("%s:%d", w.file, w.requests[i].line)
 }
 
 // seeds are told apart by what they are for.

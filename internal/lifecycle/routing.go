@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/headgate/headgate/internal/config"
 	"github.com/headgate/headgate/internal/gateway"
@@ -39,7 +40,7 @@ func (known Plugins) Check(c *config.Config) (found config.Problems) {
 	for _, name := range c.PoolNames() {
 		_, problems := known.chain(c.Pools[name].Routing)
 		for _, p := range problems {
-			p.Path = "pools." + name + ".routing" + p.Path
+			p.Path = config.PoolPath(name) + ".routing" + p.Path
 			found = append(found, p)
 		}
 	}
@@ -88,15 +89,11 @@ func (known Plugins) profile(at, name string, uses []config.PluginUse) (*schedul
 		}
 		return p, nil
 	}
+	if found := known.each(at, uses); len(found) > 0 {
+		return nil, found
+	}
 	list := make([]schedule.Use, len(uses))
 	for i, u := range uses {
-		at := fmt.Sprintf("%s.plugins[%d]", at, i)
-		if known[u.Plugin] == nil {
-			return nil, config.Problems{{Path: at + ".plugin", Message: fmt.Sprintf("there is no plugin %q; there are %v", u.Plugin, slices.Sorted(maps.Keys(known)))}}
-		}
-		if _, err := known[u.Plugin](u.Options.Into); err != nil {
-			return nil, config.Problems{{Path: at + ".options", Message: err.Error()}}
-		}
 		list[i] = schedule.Use{Plugin: u.Plugin, Weight: u.Weight, Options: u.Options.Into}
 	}
 	p, err := schedule.NewProfile(known, list)
@@ -104,4 +101,38 @@ func (known Plugins) profile(at, name string, uses []config.PluginUse) (*schedul
 		return nil, config.Problems{{Path: at + ".plugins", Message: err.Error()}}
 	}
 	return p, nil
+}
+
+// each finds what is wrong with the plugins of one list, each by itself: what it is,
+// its options, a weight without effect, a second picker.
+func (known Plugins) each(at string, uses []config.PluginUse) (found config.Problems) {
+	problem := func(path, format string, args ...any) {
+		found = append(found, config.Problem{Path: path, Message: fmt.Sprintf(format, args...)})
+	}
+	picker := ""
+	for i, u := range uses {
+		place := fmt.Sprintf("plugins[%d]", i)
+		at := at + "." + place
+		factory := known[u.Plugin]
+		if factory == nil {
+			problem(at+".plugin", "there is no plugin %q; there are %s", u.Plugin, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+			continue
+		}
+		made, err := factory(u.Options.Into)
+		if err != nil {
+			problem(at+".options", "%v", err)
+			continue
+		}
+		if _, scores := made.(plugin.Scorer); !scores && u.Weight != 1 {
+			problem(at+".weight", "has no effect: %s does not score", u.Plugin)
+		}
+		switch _, picks := made.(plugin.Picker); {
+		case !picks:
+		case picker != "":
+			problem(at+".plugin", "%s picks, and %s does already: keep one", u.Plugin, picker)
+		default:
+			picker = place
+		}
+	}
+	return found
 }

@@ -53,15 +53,15 @@ func parse(routing string) (*config.Config, error) {
 
 func TestBadPluginsAreRefusedWithTheirPlace(t *testing.T) {
 	for routing, want := range map[string]string{
-		"plugins: [{plugin: cots}]":                                                         `x:5:26: pools.p.routing.plugins[0].plugin: there is no plugin "cots"; there are [cost`,
+		"plugins: [{plugin: cots}]":                                                         `x:5:26: pools.p.routing.plugins[0].plugin: there is no plugin "cots"; there are cost, `,
 		"plugins: [{plugin: cost, options: {adapterLaod: 1s}}]":                             `x:5:41: pools.p.routing.plugins[0].options: unknown option "adapterLaod"`,
-		"plugins: [{plugin: cost, options: {adapterLoad: 5}}]":                              `x:5:41: pools.p.routing.plugins[0].options: option adapterLoad: must not be a number`,
+		"plugins: [{plugin: cost, options: {adapterLoad: 5}}]":                              `x:5:41: pools.p.routing.plugins[0].options: adapterLoad 5: must be a duration`,
 		"plugins: [{plugin: cost, options: {adapterLoad: soon}}]":                           `x:5:41: pools.p.routing.plugins[0].options: adapterLoad "soon": must be a duration`,
 		"plugins: [{plugin: cost, options: [1]}]":                                           `x:5:41: pools.p.routing.plugins[0].options: must be a block of fields, not a list`,
 		"plugins: [{plugin: cost, options: {adapterLoad: 2020-01-01}}]":                     `adapterLoad: must be a text, a number, or true or false, not a date`,
 		"plugins: [{plugin: cost, options: {a: 1, a: 2}}]":                                  `pools.p.routing.plugins[0].options.a: is set twice`,
 		"plugins: [{plugin: label}]":                                                        `x:5:7: pools.p.routing.plugins: a profile needs a plugin that scores or picks`,
-		"plugins: [{plugin: label, weight: 2}, {plugin: cost}]":                             `plugin label does not score: its weight would have no effect`,
+		"plugins: [{plugin: label, weight: 2}, {plugin: cost}]":                             `weight: has no effect: label does not score`,
 		"plugins: [{plugin: cost, weight: 0}]":                                              `x:5:40: pools.p.routing.plugins[0].weight: 0 is not above 0`,
 		"plugins: [{weight: 1}]":                                                            `pools.p.routing.plugins[0]: has no plugin`,
 		"profile: weighted\nplugins: [{plugin: cost}]":                                      `x:5:16: pools.p.routing.profile: plugins are given`,

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/bits"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -88,17 +89,22 @@ func (h *Hasher) Text(b []byte) {
 		h.add(h.block[:])
 		h.n = 0
 	}
-	for ; len(b) >= BlockBytes; b = b[BlockBytes:] {
-		h.add(b[:BlockBytes])
-	}
-	h.n = copy(h.block[:], b)
+	whole := len(b) / BlockBytes * BlockBytes
+	h.add(b[:whole])
+	h.n = copy(h.block[:], b[whole:])
 }
 
-func (h *Hasher) add(block []byte) {
-	if len(h.keys) < BlocksMax {
-		h.chain = join(h.chain, xxhash.Sum64(block))
-		h.keys = append(h.keys, h.chain)
+// add appends the keys of whole blocks.
+func (h *Hasher) add(blocks []byte) {
+	n := min(len(blocks)/BlockBytes, BlocksMax-len(h.keys))
+	h.keys = slices.Grow(h.keys, n)
+	chain := h.chain
+	for ; n > 0; n-- {
+		chain = join(chain, xxhash.Sum64(blocks[:BlockBytes]))
+		h.keys = append(h.keys, chain)
+		blocks = blocks[BlockBytes:]
 	}
+	h.chain = chain
 }
 
 // join chains two hashes. For either one given it is one to one in the other, so

@@ -3,6 +3,7 @@
 package prefix
 
 import (
+	"iter"
 	"math/bits"
 	"slices"
 )
@@ -18,6 +19,12 @@ type Slot int32
 // endpoint that holds a block always holds all that come before it. Hence the
 // holders along a prompt only ever become fewer, and the longest match is found
 // by bisection instead of block by block.
+//
+// The blocks in all are bounded. At the bound, room for a new one is taken from
+// what endpoints that left have not given back yet, and else from the endpoint
+// that holds most: that is the one that learns unless another holds more. So the
+// endpoints' shares become even, but for those that need less than an even share,
+// and nobody's is cut below that for another.
 type Index struct {
 	blocksMax int
 
@@ -29,7 +36,13 @@ type Index struct {
 	bits   []uint64
 	stride int
 
+	// All lists are rings in one array, so that what is taken from one endpoint
+	// is memory for the next.
+	entries []entry
+	unused  []int32
+
 	slots   []lru
+	ranking ranking  // of those that are endpoints; behind while one learns
 	alive   []uint64 // bit s: slot s is an endpoint
 	vacant  []Slot
 	leaving []Slot // forgotten already, their entries not yet taken back
@@ -45,20 +58,21 @@ type block struct {
 
 const none Slot = -1
 
-// lru is the blocks of one endpoint, the newest first.
+// lru is the blocks of one endpoint. The ring goes from its ends by older through
+// all entries, the newest first.
 type lru struct {
 	capacity int
 	n        int
 	at       map[int32]int32 // block to entry, where another slot owns the block
-	entries  []entry         // the first is the ends of the ring
-	unused   []int32
+	ends     int32           // the entry that holds no block
 }
 
 type entry struct{ block, newer, older int32 }
 
 // New makes an empty index. blocksMax bounds its blocks in all, however many
-// endpoints there are; at the bound an endpoint forgets of its own.
-// seed is a number that clients cannot know.
+// endpoints there are. A block has an entry for each endpoint that holds it, and
+// of those only the capacities are a bound. seed is a number that clients cannot
+// know.
 func New(blocksMax int, seed uint64) *Index {
 	return &Index{blocksMax: max(blocksMax, 1), ids: newTable(seed), stride: 1, alive: make([]uint64, 1)}
 }
@@ -85,7 +99,10 @@ func (x *Index) Join(capacity int) Slot {
 			x.widen()
 		}
 	}
-	x.slots[s] = lru{capacity: max(capacity, 1), at: map[int32]int32{}, entries: []entry{{}}}
+	ends := x.newEntry()
+	x.entries[ends] = entry{newer: ends, older: ends}
+	x.slots[s] = lru{capacity: max(capacity, 1), at: map[int32]int32{}, ends: ends}
+	x.ranking.add(s)
 	x.alive[s/64] |= 1 << (s % 64)
 	return s
 }
@@ -107,10 +124,12 @@ func (x *Index) Resize(s Slot, capacity int) {
 	for l.n > l.capacity {
 		x.evict(s)
 	}
+	x.ranking.set(s, l.n)
 }
 
 // Leave forgets an endpoint at once. Its memory comes back while others learn.
 func (x *Index) Leave(s Slot) {
+	x.ranking.remove(s)
 	x.alive[s/64] &^= 1 << (s % 64)
 	x.leaving = append(x.leaving, s)
 }
@@ -125,26 +144,33 @@ func (x *Index) reclaim(n int) {
 			}
 			x.evict(s)
 		}
+		x.unused = append(x.unused, x.slots[s].ends)
 		x.slots[s] = lru{}
 		x.leaving = x.leaving[1:]
 		x.vacant = append(x.vacant, s)
 	}
 }
 
+// sharedMax bounds the evictions of one Learn beyond one for each block. A block
+// that a thousand endpoints hold takes a thousand to be free, and requests wait.
+const sharedMax = 4096
+
 // Learn notes that an endpoint's engine has these blocks now, in front of all
-// others that it has. Of a prompt that is larger than the cache it has the head.
+// others that it has. Of a prompt that is larger than the cache, or than what the
+// index has room for, it has the head.
 func (x *Index) Learn(s Slot, keys []uint64) {
 	x.reclaim(64 + len(keys))
 	l := &x.slots[s]
 	keys = keys[:min(len(keys), l.capacity, x.blocksMax)]
+	evictions := len(keys) + sharedMax
 	// The newest entry of the prompt is its head; each next one goes behind it.
-	var ahead int32
+	ahead := l.ends
 	for _, key := range keys {
 		id, known := x.ids.get(key)
 		if known {
 			if e, held := x.entry(s, id); held {
-				l.unlink(e)
-				l.link(e, ahead)
+				x.unlink(e)
+				x.link(e, ahead)
 				ahead = e
 				continue
 			}
@@ -156,12 +182,12 @@ func (x *Index) Learn(s Slot, keys []uint64) {
 			id, known = x.ids.get(key)
 		}
 		if !known {
-			if !x.makeRoom(s, ahead) {
-				return
+			if !x.makeRoom(s, ahead, &evictions) {
+				break
 			}
 			id = x.create(key)
 		}
-		ahead = l.insert(id, ahead)
+		ahead = x.insert(l, id, ahead)
 		if b := &x.blocks[id]; b.owner == none {
 			b.owner, b.entry = s, ahead
 		} else {
@@ -169,6 +195,7 @@ func (x *Index) Learn(s Slot, keys []uint64) {
 		}
 		x.bits[int(id)*x.stride+int(s/64)] |= 1 << (s % 64)
 	}
+	x.ranking.set(s, l.n)
 }
 
 // entry is where an endpoint has its entry of a block, if it holds it.
@@ -180,12 +207,26 @@ func (x *Index) entry(s Slot, id int32) (e int32, held bool) {
 	return e, held
 }
 
-// makeRoom evicts from s until a block is free, but nothing that is as new as
-// the entry ahead. It reports whether there is room.
-func (x *Index) makeRoom(s Slot, ahead int32) bool {
-	for x.ids.n >= x.blocksMax {
-		l := &x.slots[s]
-		if oldest := l.entries[0].newer; oldest == 0 || oldest == ahead {
+// makeRoom evicts until there is room for a block that s learns, but nothing of
+// s that is as new as the entry ahead. It reports whether there is room.
+func (x *Index) makeRoom(s Slot, ahead int32, evictions *int) bool {
+	l := &x.slots[s]
+	for ; x.ids.n >= x.blocksMax; *evictions-- {
+		if *evictions == 0 {
+			return false
+		}
+		if len(x.leaving) > 0 {
+			x.reclaim(1)
+			continue
+		}
+		// Where several hold as much, s evicts of its own: taken from the others,
+		// blocks would go round between equals.
+		if most, n := x.ranking.most(s); n > l.n {
+			x.evict(most)
+			x.ranking.set(most, n-1)
+			continue
+		}
+		if x.entries[l.ends].newer == ahead {
 			return false
 		}
 		x.evict(s)
@@ -208,13 +249,14 @@ func (x *Index) create(key uint64) (id int32) {
 	return id
 }
 
-// evict takes the oldest block from an endpoint that has one.
+// evict takes the oldest block from an endpoint that has one. The ranking is the
+// caller's to set.
 func (x *Index) evict(s Slot) {
 	l := &x.slots[s]
-	e := l.entries[0].newer
-	id := l.entries[e].block
-	l.unlink(e)
-	l.unused = append(l.unused, e)
+	e := x.entries[l.ends].newer
+	id := x.entries[e].block
+	x.unlink(e)
+	x.unused = append(x.unused, e)
 	l.n--
 	b := &x.blocks[id]
 	if b.owner == s {
@@ -236,37 +278,33 @@ func (x *Index) holders(id int32) []uint64 {
 }
 
 // insert makes an entry for a block right behind the entry ahead.
-func (l *lru) insert(id, ahead int32) int32 {
-	var e int32
-	if n := len(l.unused); n > 0 {
-		e = l.unused[n-1]
-		l.unused = l.unused[:n-1]
-	} else {
-		e = int32(len(l.entries))
-		l.entries = append(l.entries, entry{})
-	}
-	l.entries[e].block = id
+func (x *Index) insert(l *lru, id, ahead int32) int32 {
+	e := x.newEntry()
+	x.entries[e].block = id
 	l.n++
-	l.link(e, ahead)
+	x.link(e, ahead)
 	return e
 }
 
-// The ring goes from entry 0 by older through all entries, the newest first.
-func (l *lru) link(e, ahead int32) {
-	behind := l.entries[ahead].older
-	l.entries[e].newer, l.entries[e].older = ahead, behind
-	l.entries[ahead].older, l.entries[behind].newer = e, e
+func (x *Index) newEntry() int32 {
+	if n := len(x.unused); n > 0 {
+		e := x.unused[n-1]
+		x.unused = x.unused[:n-1]
+		return e
+	}
+	x.entries = append(x.entries, entry{})
+	return int32(len(x.entries) - 1)
 }
 
-func (l *lru) unlink(e int32) {
-	newer, older := l.entries[e].newer, l.entries[e].older
-	l.entries[newer].older, l.entries[older].newer = older, newer
+func (x *Index) link(e, ahead int32) {
+	behind := x.entries[ahead].older
+	x.entries[e].newer, x.entries[e].older = ahead, behind
+	x.entries[ahead].older, x.entries[behind].newer = e, e
 }
 
-// Match is how many leading blocks of a prompt an endpoint holds.
-type Match struct {
-	Slot   Slot
-	Blocks int
+func (x *Index) unlink(e int32) {
+	newer, older := x.entries[e].newer, x.entries[e].older
+	x.entries[newer].older, x.entries[older].newer = older, newer
 }
 
 // Lookup is one prompt looked up in an index. It keeps its memory from one
@@ -277,9 +315,9 @@ type Lookup struct {
 	ids   []int32  // of keys; unseen until asked for
 	known int      // keys from here on are held by nobody
 	first []uint64 // bit s: slot s holds the first block
-	found []Match
-	depth []depth // by slot, of those that were found
-	turn  uint64  // of Reset; depths of others are of other prompts
+	left  []uint64 // bit s: slot s was not found by Longest yet
+	depth []depth  // by slot, of those that were found
+	turn  uint64   // of Reset; depths of others are of other prompts
 }
 
 type depth struct {
@@ -302,7 +340,7 @@ func (l *Lookup) Reset(x *Index, keys []uint64) {
 	for i := range l.ids {
 		l.ids[i] = unseen
 	}
-	l.known = l.bisect(len(keys), func(id int32) bool { return l.x.count(id) > 0 })
+	l.known = l.bisect(0, len(keys), 0, x.alive)
 	l.turn++
 	if missing := len(x.slots) - len(l.depth); missing > 0 {
 		l.depth = append(l.depth, make([]depth, missing)...)
@@ -332,27 +370,45 @@ func (l *Lookup) id(i int) int32 {
 	return id
 }
 
-// count is how many endpoints hold a block.
-func (x *Index) count(id int32) (n int) {
-	for i, w := range x.holders(id) {
-		n += bits.OnesCount64(w & x.alive[i])
+// holds reports whether any of some endpoints, whose bits from a word on are set in some,
+// holds the i-th block.
+func (l *Lookup) holds(i, word int, some []uint64) bool {
+	id := l.id(i)
+	if id == nobody {
+		return false
 	}
-	return n
+	for k, w := range l.x.holders(id)[word:][:len(some)] {
+		if w&some[k] != 0 {
+			return true
+		}
+	}
+	return false
 }
 
-// bisect returns how many of the first n blocks holds is true for; it is for all
-// blocks before one of which it is.
-func (l *Lookup) bisect(n int, holds func(id int32) bool) int {
-	lo, hi := 0, n
+// bisect returns how many of the first hi blocks any of some endpoints holds; one of them
+// holds the first lo.
+func (l *Lookup) bisect(lo, hi, word int, some []uint64) int {
 	for lo < hi {
-		mid := int(uint(lo+hi) / 2)
-		if id := l.id(mid); id != nobody && holds(id) {
+		if mid := int(uint(lo+hi) / 2); l.holds(mid, word, some) {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
 	return lo
+}
+
+// gallop is bisect of the first hi blocks where the result is often close to hi: its steps
+// back begin small and grow.
+func (l *Lookup) gallop(hi int, some []uint64) int {
+	for step := 1; hi > 0; step *= 2 {
+		at := max(hi-step, 0)
+		if l.holds(at, 0, some) {
+			return l.bisect(at+1, hi, 0, some)
+		}
+		hi = at
+	}
+	return 0
 }
 
 // Matched is how many leading blocks an endpoint holds.
@@ -364,30 +420,25 @@ func (l *Lookup) Matched(s Slot) int {
 	if d := l.depth[s]; d.turn == l.turn {
 		return int(d.blocks)
 	}
-	return l.bisect(l.known, func(id int32) bool { return l.x.bits[int(id)*l.x.stride+word]&bit != 0 })
+	return l.bisect(0, l.known, word, []uint64{bit})
 }
 
-// Longest returns up to n endpoints that hold the longest part of the prompt,
-// the longest first. The result is valid until the next call.
-func (l *Lookup) Longest(n int) []Match {
-	l.found = l.found[:0]
-	var above []uint64 // holders of a longer part: found already, and among these
-	for at := l.known; at > 0 && len(l.found) < n; {
-		here := l.x.holders(l.id(at - 1))
-		for i, w := range here {
-			w &= l.x.alive[i]
-			if above != nil {
-				w &^= above[i]
-			}
-			for ; w != 0 && len(l.found) < n; w &= w - 1 {
-				s := Slot(64*i + bits.TrailingZeros64(w))
-				l.found = append(l.found, Match{s, at})
-				l.depth[s] = depth{l.turn, int32(at)}
+// Longest goes through the endpoints that hold a part of the prompt, the longest first.
+func (l *Lookup) Longest() iter.Seq2[Slot, int] {
+	return func(yield func(s Slot, blocks int) bool) {
+		l.left = append(l.left[:0], l.x.alive...)
+		for at := l.known; at > 0; at = l.gallop(at-1, l.left) {
+			for i, w := range l.x.holders(l.id(at - 1)) {
+				w &= l.left[i]
+				l.left[i] &^= w
+				for ; w != 0; w &= w - 1 {
+					s := Slot(64*i + bits.TrailingZeros64(w))
+					l.depth[s] = depth{l.turn, int32(at)}
+					if !yield(s, at) {
+						return
+					}
+				}
 			}
 		}
-		above = here
-		have := len(l.found)
-		at = l.bisect(at-1, func(id int32) bool { return l.x.count(id) > have })
 	}
-	return l.found
 }

@@ -8,6 +8,10 @@
 // of a prompt. It is approximate: it knows what was sent and accepted, not what
 // an engine's memory holds.
 //
+// An Index is bounded in blocks. When it is full, who learns takes room from the
+// endpoint that holds most, so that endpoints that need it have even shares, one
+// that joins among them.
+//
 // The package decides nothing about where a request goes; schedule.Book does,
 // and it guards an Index by its own lock. A wrong key costs a wrong estimate,
 // never a wrong answer: engines compare tokens, not keys.

@@ -4,6 +4,7 @@ package route
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,9 +16,12 @@ import (
 // Bounds on the work and the words that an unknown model costs. Anybody may
 // send one.
 const (
-	shownMax     = 96  // bytes of a name in a message: a message has four names and at most 512 bytes
-	comparedMax  = 64  // runes of a name that is compared
-	candidateMax = 128 // names that are compared
+	shownMax     = 96     // bytes of a name in a message: a message has four names and at most 512 bytes
+	comparedMax  = 64     // runes of a name that is compared
+	candidateMax = 256    // names that are compared
+	lookedMax    = 10_000 // that are looked at, to compare those of about the right length
+	takenMax     = 16     // near ones of which it is found out whether a request for them would be taken
+	prefixMin    = 3      // runes in common that make a longer name a near one
 	suggestMax   = 3
 )
 
@@ -29,6 +33,9 @@ func notFound(path string) *inference.Error {
 // the request could have had.
 func (t *Table) modelNotFound(host string, q Query) *inference.Error {
 	message := "the model " + quote(q.Model, shownMax) + " is not served here"
+	if q.Brief {
+		return inference.Errorf(inference.ModelNotFound, "%s", message)
+	}
 	for i, name := range t.nearest(host, q) {
 		if i == 0 {
 			message += "; did you mean "
@@ -40,30 +47,52 @@ func (t *Table) modelNotFound(host string, q Query) *inference.Error {
 	return inference.Errorf(inference.ModelNotFound, "%s", message)
 }
 
+// ModelNotFound says that a model is not known, and names the nearest that are.
+func ModelNotFound(name string, known iter.Seq[string]) *inference.Error {
+	return (&Table{}).modelNotFound("", Query{Model: name, Listed: known})
+}
+
 func (t *Table) nearest(host string, q Query) []string {
 	type candidate struct {
-		name string
-		far  int
+		name   string
+		far    int
+		listed bool
 	}
 	var near []candidate
 	asked := fold(q.Model)
 	if len(asked) > comparedMax {
 		return nil
 	}
-	compared := 0
-	compare := func(name string) {
+	looked, compared := 0, 0
+	// compare returns false when enough was done.
+	compare := func(name string, listed bool) bool {
+		if looked++; looked > lookedMax || compared == candidateMax {
+			return false
+		}
 		known := fold(name)
-		if len(known) > comparedMax || compared == candidateMax || q.May != nil && !q.May(name) {
-			return
+		if len(known) > comparedMax || q.May != nil && !q.May(name) {
+			return true
+		}
+		short, long := asked, known
+		if len(short) > len(long) {
+			short, long = long, short
+		}
+		limit, more := max(2, len(short)/2), len(long)-len(short)
+		// A family's name and a member's, llama and llama-70b, are near however long
+		// the rest is.
+		if len(short) >= prefixMin && slices.Equal(short, long[:len(short)]) {
+			compared++
+			near = append(near, candidate{name, more, listed})
+			return true
+		}
+		if more > limit {
+			return true
 		}
 		compared++
-		limit := max(2, min(len(asked), len(known))/2)
-		if max(len(asked), len(known))-min(len(asked), len(known)) > limit {
-			return
-		}
 		if far := distance(asked, known); far <= limit {
-			near = append(near, candidate{name, far})
+			near = append(near, candidate{name, far, listed})
 		}
+		return true
 	}
 	for i := range t.rules {
 		r := &t.rules[i]
@@ -71,18 +100,20 @@ func (t *Table) nearest(host string, q Query) []string {
 			break // exact names come first
 		}
 		if r.holds(host, q) {
-			compare(r.model.text)
+			compare(r.model.text, false)
 		}
 	}
-	if q.Listed != nil && compared < candidateMax {
-		for _, name := range q.Listed() {
-			compare(name)
+	if q.Listed != nil {
+		for name := range q.Listed {
+			if !compare(name, true) {
+				break
+			}
 		}
 	}
 	slices.SortStableFunc(near, func(a, b candidate) int { return cmp.Compare(a.far, b.far) })
 	var names []string
-	for _, c := range near {
-		if len(names) < suggestMax && !slices.Contains(names, c.name) {
+	for _, c := range near[:min(len(near), takenMax)] {
+		if len(names) < suggestMax && !slices.Contains(names, c.name) && (!c.listed || q.Takes == nil || q.Takes(c.name)) {
 			names = append(names, c.name)
 		}
 	}

@@ -10,8 +10,10 @@
 package route
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"net"
 	"net/http"
@@ -37,8 +39,11 @@ type Route struct {
 // Backend is a pool's share of a route.
 type Backend struct {
 	Pool    string
-	Weight  int   // relative to the route's other weights; 0: nothing
-	MaxBody int64 // the pool's own limit on request bodies in bytes; 0: none
+	Weight  int    // relative to the route's other weights; 0: nothing
+	MaxBody int64  // the pool's own limit on request bodies in bytes; 0: none
+	Rewrite string // the model name for engines there; "": the route's
+
+	key string // what a session's draw tells it by
 }
 
 // Query is what is known of a request.
@@ -49,9 +54,12 @@ type Query struct {
 	Model   string      // exactly as in the body; "" when it names none
 	Session string      // "" for none
 
-	// For the names that an error suggests. Listed are further ones that may be
-	// asked for here, and May says which a client may know. Nil: none, and all.
-	Listed func() []string
+	// For the names that an error suggests, unless it is to be Brief. Listed are
+	// further ones, of which Takes tells those that may be asked for here; May says
+	// which a client may know. Nil: none, and all.
+	Brief  bool
+	Listed iter.Seq[string]
+	Takes  func(name string) bool
 	May    func(name string) bool
 }
 
@@ -123,6 +131,11 @@ func compile(index int, r Route) (rule, error) {
 			return rule{}, fmt.Errorf("weight %d is not between 0 and %d", b.Weight, WeightMax)
 		}
 		if b.Weight > 0 {
+			b.key = b.Pool
+			if b.Rewrite != "" {
+				b.key += "\xff" + b.Rewrite // no name has this byte
+			}
+			b.Rewrite = cmp.Or(b.Rewrite, r.Rewrite)
 			drawn = append(drawn, b)
 		}
 	}
@@ -154,11 +167,8 @@ func (t *Table) Match(q Query, intn func(int) int) (Result, *inference.Error) {
 		if !r.model.Holds(q.Model) {
 			continue
 		}
-		model := q.Model
-		if r.Rewrite != "" {
-			model = r.Rewrite
-		}
-		return Result{Route: r.index, Pool: r.draw(r.drawn, q.Session, intn), Model: model, Path: r.Path}, nil
+		b := r.draw(r.drawn, q.Session, intn)
+		return Result{Route: r.index, Pool: b.Pool, Model: cmp.Or(b.Rewrite, q.Model), Path: r.Path}, nil
 	}
 	switch {
 	case !place:
@@ -176,12 +186,15 @@ func (t *Table) MatchBase(q Query, base string, serves func(pool string) bool, i
 	host := hostOf(q.Host)
 	for i := range t.rules {
 		r := &t.rules[i]
-		if !r.holds(host, q) || r.Rewrite != base && (r.Rewrite != "" || !r.model.Holds(base)) {
+		if !r.holds(host, q) {
 			continue
 		}
-		backends := slices.DeleteFunc(slices.Clone(r.drawn), func(b Backend) bool { return !serves(b.Pool) })
+		holds := r.model.Holds(base)
+		backends := slices.DeleteFunc(slices.Clone(r.drawn), func(b Backend) bool {
+			return b.Rewrite != base && (b.Rewrite != "" || !holds) || !serves(b.Pool)
+		})
 		if len(backends) > 0 {
-			return Result{Route: r.index, Pool: r.draw(backends, q.Session, intn), Model: q.Model, Path: r.Path}, true
+			return Result{Route: r.index, Pool: r.draw(backends, q.Session, intn).Pool, Model: q.Model, Path: r.Path}, true
 		}
 	}
 	return Result{}, false
@@ -258,10 +271,10 @@ func (r *rule) holds(host string, q Query) bool {
 }
 
 // draw picks one of the backends that have a weight.
-func (r *rule) draw(backends []Backend, session string, intn func(int) int) string {
+func (r *rule) draw(backends []Backend, session string, intn func(int) int) Backend {
 	switch {
 	case len(backends) == 1:
-		return backends[0].Pool
+		return backends[0]
 	case r.Sticky && session != "":
 		return drawFor(session, backends)
 	}
@@ -274,32 +287,32 @@ func (r *rule) draw(backends []Backend, session string, intn func(int) int) stri
 	n := intn(total)
 	for _, b := range backends {
 		if n -= b.Weight; n < 0 {
-			return b.Pool
+			return b
 		}
 	}
-	return backends[len(backends)-1].Pool
+	return backends[len(backends)-1]
 }
 
 // drawFor draws by weight, for a session always the same, at every gateway
 // (weighted rendezvous hashing). Each backend has a number of its own for each
 // session and no other's weight is in it, so a changed weight moves only what must
 // move.
-func drawFor(session string, backends []Backend) (pool string) {
+func drawFor(session string, backends []Backend) (drawn Backend) {
 	least := math.Inf(1)
-	for _, b := range backends {
+	for i, b := range backends {
 		// Exponential with the weight as its rate: the least is drawn by weight.
-		if x := -math.Log(unit(session, b.Pool)) / float64(b.Weight); x < least || pool == "" {
-			least, pool = x, b.Pool
+		if x := -math.Log(unit(session, b.key)) / float64(b.Weight); x < least || i == 0 {
+			least, drawn = x, b
 		}
 	}
-	return pool
+	return drawn
 }
 
-// unit is a number above 0 and at most 1 for a session and a pool: FNV-1a and a
+// unit is a number above 0 and at most 1 for a session and a backend: FNV-1a and a
 // mixer, the same on every machine.
-func unit(session, pool string) float64 {
+func unit(session, backend string) float64 {
 	h := uint64(14695981039346656037)
-	for _, text := range [2]string{session, pool} {
+	for _, text := range [2]string{session, backend} {
 		for i := range len(text) {
 			h = (h ^ uint64(text[i])) * 1099511628211
 		}

@@ -178,6 +178,9 @@ func TestRefusals(t *testing.T) {
 	}{
 		{"a", "/", "qwen3-9b", inference.ModelNotFound, `the model "qwen3-9b" is not served here; did you mean "qwen3-8b", "qwen3-4b", "qwen3-32b"?`},
 		{"a", "/", "QWEN3-8B", inference.ModelNotFound, `the model "QWEN3-8B" is not served here; did you mean "qwen3-8b", "qwen3-4b", "qwen3-32b"?`},
+		{"a", "/", "qwen", inference.ModelNotFound, `the model "qwen" is not served here; did you mean "qwen3-8b", "qwen3-4b", "qwen3-32b"?`},
+		{"a", "/", "LLaMA-70b-instruct", inference.ModelNotFound, `the model "LLaMA-70b-instruct" is not served here; did you mean "llama"?`},
+		{"a", "/", "qw", inference.ModelNotFound, `the model "qw" is not served here`},
 		{"a", "/", "gpt-4", inference.ModelNotFound, `the model "gpt-4" is not served here`},
 		{"b", "/", "lama", inference.ModelNotFound, `the model "lama" is not served here`},
 		{"a", "/", "", inference.MissingModel, `the request names no model, and here only requests that name one are served`},
@@ -481,10 +484,86 @@ func TestAdaptersGoWhereTheirBaseGoes(t *testing.T) {
 
 func TestSuggestionsAreWhatTheClientMayKnow(t *testing.T) {
 	tab := table(t, Route{Model: "qwen-small", Backends: to("p")}, Route{Model: "qwen-small2", Backends: to("p")})
-	q := Query{Path: "/", Model: "qwen-smal", Listed: func() []string { return []string{"qwen-smart", "far-away"} }}
+	q := Query{Path: "/", Model: "qwen-smal", Listed: slices.Values([]string{"qwen-smart", "far-away"})}
 	q.May = func(name string) bool { return name != "qwen-small2" }
 	_, err := tab.Match(q, noDraw)
 	if err == nil || !strings.Contains(err.Message, `"qwen-small"`) || !strings.Contains(err.Message, `"qwen-smart"`) || strings.Contains(err.Message, "small2") || strings.Contains(err.Message, "far") {
 		t.Errorf("%v", err)
+	}
+}
+
+// What an unknown model costs is bounded, however many models there are: anybody
+// may ask for one.
+func TestSuggestionsCostLittle(t *testing.T) {
+	tab := table(t, Route{Model: "known", Backends: to("p")})
+	looked, taken := 0, 0
+	q := Query{
+		Path: "/", Model: "model-0000",
+		Listed: func(yield func(string) bool) {
+			for {
+				if looked++; !yield(fmt.Sprintf("model-%04d", looked%9000+1)) {
+					return
+				}
+			}
+		},
+		Takes: func(string) bool { taken++; return false },
+	}
+	if _, err := tab.Match(q, noDraw); err == nil || strings.Contains(err.Message, "did you mean") {
+		t.Errorf("%v", err)
+	}
+	if looked > 1000 || taken == 0 || taken > 20 {
+		t.Errorf("%d names were looked at and %d tried", looked, taken)
+	}
+	q.Listed = func(yield func(string) bool) {
+		for yield("of quite another length") {
+			looked++
+		}
+	}
+	if _, _ = tab.Match(q, noDraw); looked > 20_000 {
+		t.Errorf("%d names were looked at", looked)
+	}
+	q.Brief, q.Listed = true, func(func(string) bool) { t.Error("names were looked at for a brief error") }
+	if _, err := tab.Match(q, noDraw); err == nil || err.Code != inference.ModelNotFound {
+		t.Errorf("%v", err)
+	}
+	if err := ModelNotFound("model-b", slices.Values([]string{"model-a", "x"})); !strings.Contains(err.Message, `"model-a"`) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A route can share one name among models, of one pool too, and sessions stay with
+// theirs.
+func TestBackendsRewriteForThemselves(t *testing.T) {
+	tab := table(t, Route{
+		Model: "poet", Sticky: true, Rewrite: "poet-v1",
+		Backends: []Backend{{Pool: "p", Weight: 3}, {Pool: "p", Weight: 1, Rewrite: "poet-v2"}, {Pool: "q", Weight: 0, Rewrite: "poet-v3"}},
+	})
+	counts := map[string]int{}
+	for i := range 4000 {
+		q := Query{Path: "/", Model: "poet", Session: fmt.Sprint("session ", i)}
+		got, err := tab.Match(q, noDraw)
+		if err != nil || got.Pool != "p" {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		if again, _ := tab.Match(q, noDraw); again != got {
+			t.Fatalf("%+v, then %+v", got, again)
+		}
+		counts[got.Model]++
+	}
+	if n := counts["poet-v2"]; n < 900 || n > 1100 || n+counts["poet-v1"] != 4000 {
+		t.Errorf("%v, want about 1 to 3", counts)
+	}
+	for draw, want := range map[int]string{0: "poet-v1", 2: "poet-v1", 3: "poet-v2"} {
+		got, err := tab.Match(Query{Path: "/", Model: "poet"}, func(int) int { return draw })
+		if err != nil || got.Model != want {
+			t.Errorf("draw %d: %+v, %v, want %s", draw, got, err, want)
+		}
+	}
+	serves := func(string) bool { return true }
+	if _, found := tab.MatchBase(Query{Path: "/", Model: "lora"}, "poet", serves, noDraw); found {
+		t.Error("an adapter of a model that no engine gets by this name was taken")
+	}
+	if got, found := tab.MatchBase(Query{Path: "/", Model: "lora"}, "poet-v2", serves, noDraw); !found || got.Pool != "p" || got.Model != "lora" {
+		t.Errorf("%+v, %v", got, found)
 	}
 }

@@ -5,6 +5,7 @@ package schedule
 import (
 	"cmp"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/headgate/headgate/inference"
@@ -50,10 +51,11 @@ type account struct {
 	scraped scraped
 
 	// Of the round under way.
-	turn   bool // it is its turn, if it is ramping
-	room   room
-	opens  float64 // seconds until a busy one has room, as expected
-	passed float64 // prefill in seconds of requests that were passed over
+	turn         bool // it is its turn, if it is ramping
+	room         room
+	roomYielding room    // for requests that yield
+	opens        float64 // seconds until a busy one has room, as expected
+	passed       float64 // prefill in seconds of requests that were passed over
 
 	gone   bool // left the pool; dropped at the last release
 	health inference.Health
@@ -72,6 +74,27 @@ type account struct {
 	recoveredAt  time.Time // first success after an ejection, zero when long ago
 }
 
+// Leaving is an endpoint that takes no requests any more and has some.
+type Leaving struct {
+	Endpoint inference.EndpointID
+	InFlight int
+}
+
+// Leaving lists the endpoints that have left the pool, or are draining, while
+// their last requests go on.
+func (b *Book) Leaving() []Leaving {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var list []Leaving
+	for id, a := range b.accounts {
+		if a.gone && a.inflight > 0 {
+			list = append(list, Leaving{id, a.inflight})
+		}
+	}
+	slices.SortFunc(list, func(x, y Leaving) int { return cmp.Compare(x.Endpoint, y.Endpoint) })
+	return list
+}
+
 // Why an endpoint cannot take a request.
 const (
 	excluded  = "excluded"   // failed for this request
@@ -83,10 +106,10 @@ const (
 )
 
 // plain reports whether nothing is to be said of the endpoint but its load and
-// its models. Most are.
-func (a *account) plain() bool {
-	return !a.guarded && a.health == inference.Healthy && a.failures == 0 && len(a.ghosts) == 0 &&
-		a.heldUntil.IsZero() && a.recoveredAt.IsZero() && a.scraped.others == 0 && a.scraped.usual == 0
+// its models until some time. Most are.
+func (a *account) plain(until time.Time) bool {
+	return a.health == inference.Healthy && a.failures == 0 && len(a.ghosts) == 0 &&
+		a.heldUntil.IsZero() && a.recoveredAt.IsZero() && a.fenceable(until)
 }
 
 // past forgets what is over.
@@ -124,11 +147,10 @@ func (a *account) why(now time.Time, ask *Ask, e *inference.Endpoint, believe, s
 	return ""
 }
 
-func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, others float64, turn bool) rank {
+func (a *account) rank(now time.Time, ask *Ask, e *inference.Endpoint, turn bool) rank {
 	return rank{
 		standing: a.standing(now, ask.Retry, turn),
 		stranger: ask.PreferRevision != "" && a.revisionOf(e) != ask.PreferRevision,
-		load:     a.load(now) + int(others+0.5),
 	}
 }
 

@@ -21,9 +21,9 @@ func (b *Book) Decide(now time.Time, pool *fleet.Pool, ask *Ask) *inference.Endp
 func (b *Book) Blocks() int { return b.index.Blocks() }
 
 // Left is what traffic is still noted for an endpoint.
-func (b *Book) Left(id inference.EndpointID) (pending, running int, work, context float64) {
+func (b *Book) Left(id inference.EndpointID) (pending, running, targets int, work, context float64) {
 	a := b.account(id)
-	return len(a.pending), len(a.running), a.work, a.context
+	return len(a.pending), len(a.running), a.targets, a.work, a.context
 }
 
 // Candidate is what plugins see of the endpoint that is chosen.

@@ -92,7 +92,11 @@ func NewProfile(known map[string]plugin.Factory, uses []Use) (*Profile, error) {
 // pick scores the candidates into totals and returns the index of the winner.
 func (p *Profile) pick(r *plugin.Request, candidates []plugin.Candidate, totals, scores []float64) int {
 	clear(totals)
-	for _, s := range p.scorers {
+	for i, s := range p.scorers {
+		if i == 0 && s.weight == 1 { // mostly it is the only one, and there is nothing to add up
+			s.does.Score(r, candidates, totals)
+			continue
+		}
 		s.does.Score(r, candidates, scores)
 		for i, v := range scores {
 			totals[i] += s.weight * v
@@ -120,23 +124,13 @@ func (p *Profile) pick(r *plugin.Request, candidates []plugin.Candidate, totals,
 // filters of the last profile leave nobody are disregarded.
 func (p *Profile) Else(next *Profile) *Profile {
 	chain := *p
-	chain.next, chain.patient = next, p.patient && next.patient
+	chain.next = next
 	return &chain
 }
 
 // Filters reports whether the profile may leave nobody, so that a fallback makes
 // sense.
 func (p *Profile) Filters() bool { return len(p.filters) > 0 }
-
-// filtering reports whether some profile of the chain has filters.
-func (p *Profile) filtering() bool {
-	for ; p != nil; p = p.next {
-		if p.Filters() {
-			return true
-		}
-	}
-	return false
-}
 
 // filter puts those candidates first that no filter refuses, and moves what stands
 // beside each with it. It returns how many they are and the profile of the chain
@@ -151,7 +145,8 @@ func (p *Profile) filter(r *plugin.Request, candidates []plugin.Candidate, besid
 }
 
 // sift applies the profile's own filters. If it is strict they may leave nobody;
-// otherwise one that would is disregarded.
+// otherwise one that would is disregarded, and can be told by that it refuses those
+// that are left.
 func (p *Profile) sift(r *plugin.Request, candidates []plugin.Candidate, beside []int32, strict bool) int {
 	n := len(candidates)
 	for _, f := range p.filters {
@@ -171,4 +166,25 @@ func (p *Profile) sift(r *plugin.Request, candidates []plugin.Candidate, beside 
 		}
 	}
 	return n
+}
+
+// refusal is the first of p's filters that refuses a candidate, and why, where they
+// let another pass.
+func (p *Profile) refusal(r *plugin.Request, c, passed *plugin.Candidate) string {
+	for _, f := range p.filters {
+		if why := f.does.Filter(r, c); why != "" && f.does.Filter(r, passed) == "" {
+			return f.name + ": " + why
+		}
+	}
+	return ""
+}
+
+// disregarded are those of p's filters that were, where one was let pass.
+func (p *Profile) disregarded(r *plugin.Request, passed *plugin.Candidate) (names []string) {
+	for _, f := range p.filters {
+		if f.does.Filter(r, passed) != "" {
+			names = append(names, f.name)
+		}
+	}
+	return names
 }

@@ -28,12 +28,19 @@ type Limits struct {
 // preempt a request to take another.
 const kvFull = 0.97
 
-// A crowded endpoint's streams are so slow that another might push all of them
-// over the target per token. It gets no more until that has passed. Before that it
-// gets less prefill at a time, so that it is not closed for long.
+// A crowded endpoint's streams are too slow for the target per token. It gets no more
+// until that has passed. Before that it gets less prefill at a time, so that it is not
+// closed for long. This is where overload ends; short of it the price of a stall
+// decides who goes where. Requests that yield find it closed earlier: what is left is
+// for those that they yield to.
 const (
-	crowdedAt = 0.85 // share of the target; what is left is for those that have just begun
-	crowdEase = 0.4  // of that, from where on it gets less
+	crowdedAt       = 1.1  // times the target
+	crowdedYielding = 0.85 // the same for requests that yield
+	crowdEase       = 0.4  // of that, from where on it gets less
+
+	// A few streams are no crowd: what slows them is a long prompt, and an engine that
+	// is closed for them gets nothing done. Requests that yield wait even so.
+	crowdLeastStreams = 16
 
 	// An engine that hardly meets the target with one stream can't be made to by
 	// giving it one at a time. It is crowded at so many times its best pace.
@@ -55,7 +62,8 @@ const (
 //
 // A request may prefer an endpoint that has no room yet, because waiting for it
 // costs less than going elsewhere. It is then passed over, and those after it
-// see its work there as if it had been sent.
+// see its work there as if it had been sent. While another endpoint has nothing to
+// do it is not to wait: it goes where it prefers at once, room or not.
 type Round struct {
 	book   *Book
 	now    time.Time
@@ -76,7 +84,8 @@ type Load struct {
 // Bid is where a request would go now.
 type Bid struct {
 	Endpoint inference.EndpointID // "" for none
-	Open     bool                 // it has room
+	Open     bool                 // it has room, or Idle
+	Idle     bool                 // another could take it that has nothing to do: it is not to wait
 	None     bool                 // no endpoint can take the request, room or not
 	Pause    time.Duration        // with None: until one can that asked for a pause
 
@@ -117,7 +126,7 @@ func (r *Round) survey() {
 		// For the whole round: drawn anew for each, a request could go where one
 		// that is ahead of it was not allowed to.
 		a.turn = a.drawTurn(r.now, b.rnd)
-		a.room = b.roomOf(r.now, a)
+		b.judge(r.now, a)
 		switch a.why(r.now, &ask, &r.pool.Endpoints[i], believe, true) {
 		case "":
 		case paused:
@@ -134,12 +143,12 @@ func (r *Round) survey() {
 		r.load.Used += b.used(r.now, a)
 		switch {
 		case a.room != roomy:
-			r.opens = min(r.opens, a.opens)
-		case a.room == roomy && r.now.Before(a.ejectedUntil):
+		case r.now.Before(a.ejectedUntil):
 			standby++
-		case a.room == roomy:
+		default:
 			r.rooms++
 		}
+		r.opens = min(r.opens, a.opens)
 	}
 	if r.load.Endpoints > 0 {
 		r.load.Used /= float64(r.load.Endpoints)
@@ -150,37 +159,68 @@ func (r *Round) survey() {
 	}
 }
 
-// roomOf judges one endpoint. What it goes by is what this gateway sent there
-// and has not seen begin; an engine's own metrics only ever add to that, so that
-// a missing or stale scrape neither stops a pool nor floods it. An endpoint with
-// nothing in flight always has room.
-func (b *Book) roomOf(now time.Time, a *account) room {
-	limits := &b.config.Limits
+// judge notes what room an endpoint has, and when it has more. What it goes by is what
+// this gateway sent there and has not seen begin; an engine's own metrics only ever add
+// to that, so that a missing or stale scrape neither stops a pool nor floods it. An
+// endpoint with nothing in flight always has room.
+func (b *Book) judge(now time.Time, a *account) {
 	a.opens = math.Inf(1)
 	switch {
-	case limits.Concurrency > 0 && a.inflight >= limits.Concurrency:
-		return full
 	case a.inflight == 0:
-		return roomy
-	case limits.Waiting > 0 && b.saysFull(now, a):
-		a.opens = a.scraped.At.Add(b.config.ScrapeStale).Sub(now).Seconds() // nobody may ask again
-		return full
-	case limits.Prefill > 0 && a.unbegun() >= pendingMax:
-		return full
+		a.room, a.roomYielding = roomy, roomy
+		return
+	case b.isFull(now, a):
+		a.room, a.roomYielding = full, full
+		return
 	}
-	at := b.seconds(now)
-	slow := b.slow(at, a)
+	slow := 0.0
+	if len(a.running) >= crowdLeastStreams {
+		slow = a.slow(b.seconds(now), crowdedAt)
+	}
+	a.room = b.roomBeside(now, a, slow)
+	if a.roomYielding = a.room; a.room == roomy {
+		a.roomYielding = b.roomBeside(now, a, a.slow(b.seconds(now), crowdedYielding))
+	}
+}
+
+// isFull reports whether an endpoint is at a limit of which nobody knows when it ends.
+func (b *Book) isFull(now time.Time, a *account) bool {
+	limits := &b.config.Limits
+	if limits.Concurrency > 0 && a.inflight >= limits.Concurrency {
+		return true
+	}
+	if limits.Waiting > 0 && b.saysFull(now, a) {
+		a.opens = a.scraped.At.Add(b.config.ScrapeStale).Sub(now).Seconds() // nobody may ask again
+		return true
+	}
+	return limits.Prefill > 0 && a.unbegun() >= pendingMax
+}
+
+// roomBeside judges one that is not full by the prefill that is pending there, given
+// how near its streams are to being crowded.
+func (b *Book) roomBeside(now time.Time, a *account, slow float64) room {
 	if slow >= 1 {
 		a.opens = crowdLook
 		return busy
 	}
-	if limits.Prefill > 0 && b.foreseen(a) {
-		most := limits.Prefill.Seconds() * min((1-slow)/(1-crowdEase), 1)
-		if a.opens = a.ahead(at) - most; a.opens >= 0 {
+	if prefill := b.config.Limits.Prefill; prefill > 0 && b.foreseen(a) {
+		most := prefill.Seconds() * min((1-slow)/(1-crowdEase), 1)
+		if more := a.ahead(b.seconds(now)) - most; more >= 0 {
+			a.opens = more
 			return busy
 		}
 	}
 	return roomy
+}
+
+// roomFor is what room an endpoint has for a request. One without a target for its
+// first output can wait until streams get on better, so it yields to those that have
+// one.
+func (b *Book) roomFor(a *account, ask *Ask) room {
+	if ask.Yields || b.target(ask).Base <= 0 {
+		return a.roomYielding
+	}
+	return a.room
 }
 
 // pendingMax bounds the streams without a first output on one endpoint, however
@@ -237,18 +277,9 @@ func (b *Book) foreseen(a *account) bool {
 	return b.line != (cost.Line{}) || a.lastFirst >= 0 || a.unbegun() > 0
 }
 
-// slow is how near an endpoint's streams are to being crowded: 1 is the limit.
-func (b *Book) slow(at float64, a *account) float64 {
-	if b.config.TPOT <= 0 {
-		return 0
-	}
-	pace := a.perToken(at)
-	return pace / max(crowdedAt*b.config.TPOT.Seconds(), crowdBest*a.crowd.best)
-}
-
 // used is the share of an endpoint that is in use.
 func (b *Book) used(now time.Time, a *account) float64 {
-	used := b.slow(b.seconds(now), a)
+	used := a.slow(b.seconds(now), crowdedYielding)
 	if n := b.config.Limits.Concurrency; n > 0 {
 		used = max(used, float64(a.inflight)/float64(n))
 	}
@@ -275,6 +306,7 @@ func (r *Round) Load() Load { return r.load }
 
 // Bid chooses an endpoint for a request, given the rest of the round. Where
 // waiting for a busy one can be better than any with room, that one is chosen.
+// Explain says the same of a round that has just begun.
 func (r *Round) Bid(ask *Ask) Bid {
 	b, d := r.book, &r.book.decision
 	d.late = true
@@ -282,7 +314,7 @@ func (r *Round) Bid(ask *Ask) Bid {
 	d.late = false
 	c := &r.choice
 	if c.endpoint == nil {
-		return Bid{None: !d.full, Pause: c.pause, Target: b.target(ask), Output: b.lengths.Mean(), Fresh: ask.Prompt.N}
+		return Bid{None: !d.full, Pause: c.pause, Target: b.ttft(ask), Output: b.lengths.Mean(), Fresh: ask.Prompt.N}
 	}
 	a, at := c.account, b.seconds(r.now)
 	ahead, cached := a.ahead(at), c.candidate.Cached
@@ -292,9 +324,11 @@ func (r *Round) Bid(ask *Ask) Bid {
 		own = a.rate.Seconds(work(ask.Prompt.N, cached))
 	}
 	prefill := max(own-a.rate.Intercept, 0)
+	idle, roomy := a.inflight > 0 && r.idle(), b.roomFor(a, ask) == roomy
+	c.early = idle && !roomy
 	bid := Bid{
-		Endpoint: c.endpoint.ID, Open: a.room == roomy,
-		Ahead: span(ahead), Own: span(own), Prefill: span(prefill), Target: b.target(ask), Fresh: max(fresh, 0), Output: b.lengths.Mean(),
+		Endpoint: c.endpoint.ID, Open: idle || roomy, Idle: idle,
+		Ahead: span(ahead), Own: span(own), Prefill: span(prefill), Target: b.ttft(ask), Fresh: max(fresh, 0), Output: b.lengths.Mean(),
 	}
 	if s := c.candidate.Stalls; s != nil && c.scored > 0 {
 		bid.Stalled = max(s.At(ahead+prefill)-s.At(ahead), 0)
@@ -302,11 +336,17 @@ func (r *Round) Bid(ask *Ask) Bid {
 	return bid
 }
 
-func (b *Book) target(ask *Ask) time.Duration {
-	if ask.TTFT > 0 {
-		return ask.TTFT
+// idle reports whether one of those that the last choice was made from has nothing
+// to do. Nobody waits while that is so: not for the engine that suits it better, which
+// gets the request ahead of its turn then, and not to spare its streams.
+func (r *Round) idle() bool {
+	d := &r.book.decision
+	for _, i := range d.chosen[:r.choice.scored] {
+		if r.book.seated.accounts[d.seats[i]].inflight == 0 {
+			return true
+		}
 	}
-	return b.config.TTFT
+	return false
 }
 
 // Take places the request of the last Bid, which was open, and counts it there.
@@ -316,10 +356,11 @@ func (r *Round) Take(ask *Ask) *Reservation {
 		b.budget.first(r.now)
 	}
 	place := b.reserve(r.now, ask, &r.choice)
-	if a.room = b.roomOf(r.now, a); a.room != roomy {
+	was := a.room
+	if b.judge(r.now, a); was == roomy && a.room != roomy {
 		r.rooms--
 	}
-	if a.room == busy {
+	if a.roomYielding == busy {
 		r.opens = min(r.opens, a.opens)
 	}
 	return place

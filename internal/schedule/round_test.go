@@ -107,13 +107,18 @@ func TestARequestWaitsForTheEndpointThatHasItsPrompt(t *testing.T) {
 	ask.Exclude = []inference.EndpointID{other(pool, first.Endpoint.ID)}
 	place(t, b, now, pool, ask)
 
-	// Nobody waits while the other has nothing to do.
+	// Nobody waits while the other has nothing to do. It goes ahead of its turn.
 	next := prompt(0, 1, 20_000)
 	round := b.Begin(now, pool)
-	if bid := round.Bid(&next); !bid.Open || bid.Endpoint == first.Endpoint.ID {
+	if bid := round.Bid(&next); !bid.Open || !bid.Idle || bid.Endpoint != first.Endpoint.ID {
 		t.Fatalf("with an idle endpoint beside it the bid is %+v", bid)
 	}
+	early := round.Take(&next)
+	if !round.Room() {
+		t.Error("a request that had no room took some")
+	}
 	round.End()
+	early.Release()
 	ask = prompt(8, 8, 300)
 	ask.Exclude = []inference.EndpointID{first.Endpoint.ID}
 	place(t, b, now, pool, ask)
@@ -328,6 +333,7 @@ type paced struct {
 	now     time.Time
 	streams []*schedule.Reservation
 	tokens  float64
+	tpot    time.Duration // of requests; 0: the pool's
 }
 
 func newPaced(t *testing.T) *paced {
@@ -338,7 +344,7 @@ func newPaced(t *testing.T) *paced {
 	}
 	return &paced{
 		b: schedule.NewBook(schedule.Config{
-			Profile: profile, TPOT: 100 * time.Millisecond, Limits: schedule.Limits{Prefill: 250 * time.Millisecond},
+			Profile: profile, TTFT: schedule.TTFT{Base: time.Second}, TPOT: 100 * time.Millisecond, Limits: schedule.Limits{Prefill: 250 * time.Millisecond},
 		}, rand.New(rand.NewPCG(1, 2))),
 		pool: newPool(1), now: start, tokens: 1,
 	}
@@ -347,7 +353,7 @@ func newPaced(t *testing.T) *paced {
 func (p *paced) begin(n int) {
 	for range n {
 		ask := prompt(len(p.streams), len(p.streams), 300)
-		ask.Stream = true
+		ask.Stream, ask.TPOT = true, p.tpot
 		r, err := p.b.Reserve(p.now, p.pool, ask)
 		if err != nil {
 			panic(err)
@@ -396,20 +402,100 @@ func TestACrowdedEndpointIsClosedUntilItsStreamsGetOn(t *testing.T) {
 	if load, _ := p.look(); roomy == 0 || load.Used < 0.3 || load.Used > 0.4 {
 		t.Fatalf("at 30 ms per token %d went and %.2f is in use, want some and 30/85", roomy, load.Used)
 	}
-	p.play(10*time.Second, 80*time.Millisecond)
+	p.play(10*time.Second, 100*time.Millisecond)
 	if n := p.takes(); n == 0 || n >= roomy {
-		t.Errorf("at 80 ms per token %d went, want fewer than %d and some", n, roomy)
+		t.Errorf("at 100 ms per token %d went, want fewer than %d and some", n, roomy)
 	}
-	p.play(10*time.Second, 90*time.Millisecond)
+	p.play(10*time.Second, 115*time.Millisecond)
 	if n := p.takes(); n != 0 {
-		t.Errorf("at 90 ms per token %d went, want none", n)
+		t.Errorf("at 115 ms per token %d went, want none", n)
 	}
 	if load, opens := p.look(); load.Used != 1 || opens <= 0 {
-		t.Errorf("at 90 ms per token %.2f is in use, and it opens in %v: want 1, and soon", load.Used, opens)
+		t.Errorf("at 115 ms per token %.2f is in use, and it opens in %v: want 1, and soon", load.Used, opens)
 	}
 	p.play(2*time.Second, 30*time.Millisecond)
 	if n := p.takes(); n == 0 {
 		t.Error("none went although the streams get on again")
+	}
+}
+
+// A stream is held against the target of its own request, whatever the pool's is, and
+// with others against theirs.
+func TestStreamsHaveTheirOwnTargets(t *testing.T) {
+	for _, c := range []struct {
+		tpots    [2]time.Duration
+		perToken time.Duration
+		open     bool
+	}{
+		{[2]time.Duration{200 * time.Millisecond, 200 * time.Millisecond}, 150 * time.Millisecond, true},
+		{[2]time.Duration{50 * time.Millisecond, 50 * time.Millisecond}, 70 * time.Millisecond, false},
+		{[2]time.Duration{50 * time.Millisecond, 0}, 70 * time.Millisecond, true},  // 75 on average
+		{[2]time.Duration{50 * time.Millisecond, 0}, 90 * time.Millisecond, false}, // the others' target would allow it
+	} {
+		p := newPaced(t)
+		for _, p.tpot = range c.tpots {
+			p.begin(10)
+		}
+		p.play(5*time.Second, 30*time.Millisecond)
+		p.play(10*time.Second, c.perToken)
+		if n := p.takes(); (n > 0) != c.open {
+			t.Errorf("with targets of %v and %v per token, %d went, want some: %v", c.tpots, c.perToken, n, c.open)
+		}
+	}
+}
+
+// What streams leave past 0.85 of their target is for requests that have a target for
+// their first output and yield to nobody.
+func TestRequestsThatYieldFindAnEngineCrowdedEarlier(t *testing.T) {
+	p := newPaced(t)
+	p.begin(20)
+	p.play(10*time.Second, 90*time.Millisecond)
+	round := p.b.Begin(p.now, p.pool)
+	defer round.End()
+	for _, c := range []struct {
+		name string
+		make func(*schedule.Ask)
+		open bool
+	}{
+		{"one with a target", func(*schedule.Ask) {}, true},
+		{"one that yields", func(a *schedule.Ask) { a.Yields = true }, false},
+	} {
+		ask := prompt(5, 5, 300)
+		c.make(&ask)
+		if bid := round.Bid(&ask); bid.Open != c.open || !round.Room() || round.Opens() < 0 {
+			t.Errorf("%s: %+v, room %v, opens in %v", c.name, bid, round.Room(), round.Opens())
+		}
+	}
+}
+
+// Streams that are slow because their clients read slowly make no crowd.
+func TestSlowClientsAreNoCrowd(t *testing.T) {
+	p := newPaced(t)
+	p.begin(20)
+	p.play(5*time.Second, 30*time.Millisecond)
+	for range 200 {
+		for _, r := range p.streams {
+			r.Writing(p.now)
+		}
+		p.play(250*time.Millisecond, 300*time.Millisecond)
+		for _, r := range p.streams {
+			r.Wrote(p.now)
+		}
+		p.play(50*time.Millisecond, 300*time.Millisecond)
+	}
+	if n := p.takes(); n == 0 {
+		t.Error("an engine is closed for streams that wait for their clients")
+	}
+}
+
+// What slows a few streams is a long prompt.
+func TestAFewStreamsAreNoCrowd(t *testing.T) {
+	p := newPaced(t)
+	p.begin(8)
+	p.play(5*time.Second, 30*time.Millisecond)
+	p.play(10*time.Second, 300*time.Millisecond)
+	if n := p.takes(); n == 0 {
+		t.Error("an engine is closed for eight slow streams")
 	}
 }
 
@@ -421,7 +507,7 @@ func TestASlowEngineIsNotCrowdedByOneStream(t *testing.T) {
 	if n := p.takes(); n == 0 {
 		t.Fatal("an engine of 200 ms per token takes one request only")
 	}
-	p.begin(10)
+	p.begin(20)
 	p.play(20*time.Second, 320*time.Millisecond)
 	if n := p.takes(); n != 0 {
 		t.Errorf("%d went at 1.6 times its best pace, want none", n)
@@ -441,5 +527,41 @@ func TestAnEndpointWhoseStreamsHaveEndedIsNotCrowded(t *testing.T) {
 	}
 	if n := p.takes(); n == 0 {
 		t.Error("none went to an idle endpoint")
+	}
+}
+
+// A target may grow with the prompt: a base, and so many times the prefill of all of it
+// on an engine with nothing else to do. The request's own takes the place of the pool's
+// whole.
+func TestTargetGrowsWithThePrompt(t *testing.T) {
+	const long, prefill = 10_000, 1155 * time.Millisecond // by the prior: 30 ms, and 0.1 ms a token, an eighth more for attention
+	for name, c := range map[string]struct {
+		pool, own schedule.TTFT
+		tokens    int
+		want      time.Duration
+	}{
+		"no target":            {schedule.TTFT{}, schedule.TTFT{Prefills: 2}, long, 0},
+		"the pool's":           {schedule.TTFT{Base: time.Second, Prefills: 2}, schedule.TTFT{}, long, time.Second + 2*prefill},
+		"its own":              {schedule.TTFT{}, schedule.TTFT{Base: time.Second, Prefills: 1}, long, time.Second + prefill},
+		"its own, without":     {schedule.TTFT{Base: time.Second, Prefills: 2}, schedule.TTFT{Base: 3 * time.Second}, long, 3 * time.Second},
+		"an unknown prompt":    {schedule.TTFT{Base: time.Second, Prefills: 2}, schedule.TTFT{}, 0, time.Second},
+		"half of it is cached": {schedule.TTFT{Base: time.Second, Prefills: 2}, schedule.TTFT{}, -long, time.Second + 2*prefill},
+	} {
+		profile, err := standard.Profile(standard.Default)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, pool := schedule.NewBook(schedule.Config{Profile: profile, TTFT: c.pool}, rand.New(rand.NewPCG(1, 2))), newPool(1)
+		ask := prompt(1, 1, max(c.tokens, -c.tokens))
+		ask.TTFT = c.own
+		if c.tokens < 0 {
+			ask.Held = []schedule.Held{{Endpoint: pool.Endpoints[0].ID, Tokens: long / 2}}
+		}
+		round := b.Begin(start, pool)
+		bid := round.Bid(&ask)
+		round.End()
+		if diff := bid.Target - c.want; diff < -time.Millisecond || diff > time.Millisecond {
+			t.Errorf("%s: the target is %v, want %v", name, bid.Target, c.want)
+		}
 	}
 }

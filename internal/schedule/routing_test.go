@@ -50,7 +50,7 @@ func newBook(t testing.TB) *schedule.Book {
 
 func bookWith(profile *schedule.Profile) *schedule.Book {
 	return schedule.NewBook(schedule.Config{
-		Profile: profile, TTFT: 2 * time.Second, TPOT: 100 * time.Millisecond, ScrapeStale: 1500 * time.Millisecond,
+		Profile: profile, TTFT: schedule.TTFT{Base: 2 * time.Second}, TPOT: 100 * time.Millisecond, ScrapeStale: 1500 * time.Millisecond,
 	}, rand.New(rand.NewPCG(1, 2)))
 }
 
@@ -371,6 +371,16 @@ func TestPredictionsAreComparedWithWhatEnginesReport(t *testing.T) {
 	}
 }
 
+// An engine that reports more cached than there was to cache is believed as far as that.
+func TestMoreCachedThanThePromptIsThePrompt(t *testing.T) {
+	b, pool := newBook(t), newPool(1)
+	r := place(t, b, start, pool, prompt(1, 1, 1000))
+	r.Finished(start, inference.Usage{Prompt: 1000, Completion: 1, Cached: 5000})
+	if h := b.Status(start, pool)[0].Hits; h.Prompt != 1000 || h.Actual != 1000 {
+		t.Errorf("%+v", h)
+	}
+}
+
 // What is known of a cache by its engine's own word takes the place of the index,
 // in large pools too.
 func TestWhatIsHeldIsBelieved(t *testing.T) {
@@ -530,12 +540,24 @@ func TestColdEngineGetsItsShare(t *testing.T) {
 // A prefill goes where it pushes fewest streams over their target, even if that
 // engine has as much to do.
 func TestPrefillSparesStreamsAtTheirLimit(t *testing.T) {
-	b, pool := newBook(t), newPool(2)
+	t.Run("of the pool", func(t *testing.T) { sparesStreams(t, newBook(t), 0) })
+	t.Run("of their requests", func(t *testing.T) {
+		profile, err := standard.Profile(standard.Default)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sparesStreams(t, schedule.NewBook(schedule.Config{Profile: profile}, rand.New(rand.NewPCG(1, 2))), 100*time.Millisecond)
+	})
+}
+
+func sparesStreams(t *testing.T, b *schedule.Book, tpot time.Duration) {
+	pool := newPool(2)
 	now := start
 	tight, easy := pool.Endpoints[0].ID, pool.Endpoints[1].ID
 	var streams []*schedule.Reservation
 	for i := range 20 {
 		ask := prompt(100+i, 0, 500)
+		ask.TPOT = tpot
 		ask.Exclude = []inference.EndpointID{[]inference.EndpointID{easy, tight}[i%2]}
 		r := place(t, b, now, pool, ask)
 		r.Accepted()
@@ -618,6 +640,57 @@ func TestExplanationNamesEveryEndpoint(t *testing.T) {
 	if chosen != 1 || decision.Endpoint == "" || decision.Reason != "least loaded of 2 near the best, one of 2" {
 		t.Errorf("%d endpoints were chosen: %s, %q", chosen, decision.Endpoint, decision.Reason)
 	}
+}
+
+// Of a large pool those are scored that are least loaded among who may be chosen, and
+// those that hold the longest part of the prompt, whatever their load.
+func TestLargePoolScoresTheIdlestAndTheLongestHolders(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		n := rapid.IntRange(49, 120).Draw(rt, "endpoints")
+		b, pool, ask := newBook(t), newPool(n), prompt(1, 1, 4000)
+		spread := rapid.IntRange(0, 12).Draw(rt, "spread of loads")
+		out, holds := map[int]bool{}, make([]int, n)
+		for i := range n {
+			one := &fleet.Pool{Name: "p", Endpoints: pool.Endpoints[i : i+1]}
+			if rapid.IntRange(0, 5).Draw(rt, "holds") == 0 {
+				part := ask
+				part.Keys = ask.Keys[:rapid.IntRange(1, len(ask.Keys)).Draw(rt, "blocks")]
+				serve(place(t, b, start, one, part), start)
+				holds[i] = len(part.Keys)
+			}
+			for range rapid.IntRange(0, spread).Draw(rt, "load") {
+				place(t, b, start, one, schedule.Ask{Prompt: inference.Tokens{N: 10}, Stream: true})
+			}
+			if rapid.IntRange(0, 9).Draw(rt, "out") == 0 {
+				ask.Exclude, out[i] = append(ask.Exclude, pool.Endpoints[i].ID), true
+			}
+		}
+		all := b.Explain(start, pool, ask).Candidates
+		var loads, depths []int // of those that may be chosen
+		for i, e := range all {
+			if !out[i] {
+				loads, depths = append(loads, e.Load), append(depths, holds[i])
+			}
+		}
+		slices.Sort(loads)
+		slices.Sort(depths)
+		everybody, scored := len(loads) <= 48, 0
+		busiest, longest := loads[min(32, len(loads))-1], depths[max(len(depths)-16, 0)]
+		for i, e := range all {
+			is := len(e.Scores) > 0
+			if is {
+				scored++
+			}
+			must := everybody || e.Load < busiest || holds[i] > longest
+			may := everybody || e.Load <= busiest || holds[i] > 0 && holds[i] >= longest
+			if is && (out[i] || !may) || !is && !out[i] && must {
+				rt.Errorf("endpoint %d: scored %v, excluded %v, load %d (the 32nd has %d), holds %d (the 16th longest %d)", i, is, out[i], e.Load, busiest, holds[i], longest)
+			}
+		}
+		if !everybody && (scored < 32 || scored > 48) {
+			rt.Errorf("%d of %d were scored", scored, len(loads))
+		}
+	})
 }
 
 // TestWhyIsTheExplanation: what a header says of a choice is what the explanation
@@ -776,6 +849,7 @@ func TestTrafficReturnsToZero(t *testing.T) {
 			case 0:
 				ask := prompt(rapid.IntRange(0, 3).Draw(rt, "group"), rapid.IntRange(0, 3).Draw(rt, "id"), rapid.IntRange(0, 900).Draw(rt, "tokens"))
 				ask.Stream = rapid.Bool().Draw(rt, "stream")
+				ask.TPOT = time.Duration(rapid.IntRange(0, 1).Draw(rt, "own target")) * time.Second
 				if r, err := b.Reserve(now, pool, ask); err == nil {
 					held = append(held, r)
 				}
@@ -808,7 +882,7 @@ func TestTrafficReturnsToZero(t *testing.T) {
 			r.Release()
 		}
 		for _, s := range b.Status(now, pool) {
-			if pending, running, work, context := b.Left(s.Endpoint); s.InFlight != 0 || pending+running != 0 || work != 0 || context != 0 {
+			if pending, running, targets, work, context := b.Left(s.Endpoint); s.InFlight != 0 || pending+running+targets != 0 || work != 0 || context != 0 {
 				rt.Fatalf("%s: %d in flight, %d pending (%v), %d running (%v)", s.Endpoint, s.InFlight, pending, work, running, context)
 			}
 		}
@@ -886,7 +960,25 @@ func askOf(b testing.TB, body []byte) schedule.Ask {
 // of a millisecond per decision, so tables of stalls are made anew meanwhile.
 func BenchmarkDecision(b *testing.B) {
 	for _, c := range []struct{ endpoints, k int }{{10, 1}, {100, 1}, {1000, 1}, {10, 32}, {100, 32}, {1000, 32}, {10, 128}, {100, 128}, {1000, 128}} {
-		b.Run(fmt.Sprintf("%dx%dk", c.endpoints, c.k), func(b *testing.B) { decide(b, newBook(b), c.endpoints, c.k) })
+		b.Run(fmt.Sprintf("%dx%dk", c.endpoints, c.k), func(b *testing.B) { decide(b, newBook(b), c.endpoints, c.k, nil) })
+	}
+}
+
+// BenchmarkSharedDecision is the same where other gateways have requests on every
+// endpoint, as metrics tell, and each has a guard.
+func BenchmarkSharedDecision(b *testing.B) {
+	for _, c := range []struct{ endpoints, k int }{{100, 1}, {1000, 1}, {1000, 128}} {
+		b.Run(fmt.Sprintf("%dx%dk", c.endpoints, c.k), func(b *testing.B) {
+			decide(b, newBook(b), c.endpoints, c.k, func(book *schedule.Book, pool *fleet.Pool, now time.Time) {
+				later := now.Add(time.Hour) // so that neither ends during the benchmark
+				for i := range pool.Endpoints {
+					id := pool.Endpoints[i].ID
+					says(book, later, id, 1, float64(14+i%7), 1)
+					book.SetGuarded(id, true)
+					book.SetLeasable(id, later)
+				}
+			})
+		})
 	}
 }
 
@@ -901,7 +993,7 @@ func BenchmarkFullScan(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			decide(b, bookWith(profile), c.endpoints, c.k)
+			decide(b, bookWith(profile), c.endpoints, c.k, nil)
 		})
 	}
 }
@@ -910,8 +1002,11 @@ type everybody struct{}
 
 func (everybody) Filter(*plugin.Request, *plugin.Candidate) string { return "" }
 
-func decide(b *testing.B, book *schedule.Book, endpoints, k int) {
+func decide(b *testing.B, book *schedule.Book, endpoints, k int, more func(*schedule.Book, *fleet.Pool, time.Time)) {
 	book, pool, body, now := crowd(b, book, endpoints, k<<10)
+	if more != nil {
+		more(book, pool, now)
+	}
 	r, err := openai.Chat.Inspect("application/json", body)
 	if err != nil {
 		b.Fatal(err)

@@ -40,14 +40,21 @@ type Config struct {
 	HealthPanic float64
 
 	Profile *Profile      // nil: least load
-	TTFT    time.Duration // target for first outputs; 0: none
-	TPOT    time.Duration // target per output token; 0: none, and stalls have no price
+	TTFT    TTFT          // target for first outputs; zero: none
+	TPOT    time.Duration // target per output token; 0: none, and what stalls a stream has no price
 
 	// ScrapeStale is the age at which an engine's own metrics are no longer
 	// believed. 0: they never are.
 	ScrapeStale time.Duration
 
 	Limits Limits // of room, for requests that wait in a queue
+}
+
+// TTFT is by when a first output should come, after the request came. The zero value
+// is no target.
+type TTFT struct {
+	Base     time.Duration
+	Prefills float64 // times an idle engine's prefill of the whole prompt, on top of Base
 }
 
 // CostLimit is what one retry may cost. Zero fields are no limit.
@@ -63,6 +70,7 @@ type Book struct {
 	mu       sync.Mutex
 	rnd      *rand.Rand
 	accounts map[inference.EndpointID]*account
+	admits   bool // Admit was called: who has no account now has left the pool
 
 	seated   seating
 	decision decision
@@ -132,10 +140,12 @@ type Ask struct {
 	Held        []Held   // what is known better than by Keys, most tokens first; read during the call only
 	Stream      bool     // the answer is streamed, so its first output will be seen
 	Arrived     time.Time
-	TTFT        time.Duration // the request's own target; 0: the pool's
+	TTFT        TTFT          // the request's own target; zero: the pool's
+	TPOT        time.Duration // the same per output token; 0: the pool's
 	Adapter     string        // LoRA adapter, "" for none
 	Session     string
 	Explain     bool // Why is to be asked
+	Yields      bool // in a round: what streams leave is kept for requests of higher priority
 }
 
 // Held is how much of the prompt an endpoint's engine has cached, by its own word:
@@ -193,6 +203,17 @@ func (r *Reservation) FirstOutput(now time.Time) {
 // Tokens tells how many tokens of the answer there are. It takes no lock.
 func (r *Reservation) Tokens(n int) { r.tokens.Store(int64(n)) }
 
+// Writing tells that what the engine made is being written to the client, and
+// Wrote that this took until now: a client that is slow to read slows its stream,
+// which says nothing of the engine.
+func (r *Reservation) Writing(now time.Time) { r.writingSince.Store(int64(now.Sub(r.book.epoch)) + 1) }
+
+func (r *Reservation) Wrote(now time.Time) {
+	if began := r.writingSince.Swap(0); began != 0 {
+		r.writingSpent.Add(int64(now.Sub(r.book.epoch)) + 1 - began)
+	}
+}
+
 // Finished tells that the answer is complete, and what the engine says of it.
 func (r *Reservation) Finished(now time.Time, u inference.Usage) {
 	r.book.mu.Lock()
@@ -206,12 +227,13 @@ func (r *Reservation) Finished(now time.Time, u inference.Usage) {
 	if a := r.book.accounts[r.Endpoint.ID]; a != nil && u.Cached >= 0 && u.Prompt > 0 && r.hashed {
 		// Of a prompt whose size was estimated the share counts.
 		predicted := int64(float64(r.cached) / r.prompt * float64(u.Prompt))
+		cached := int64(min(u.Cached, u.Prompt)) // whatever the engine says
 		h := &a.hits
 		h.Requests++
 		h.Prompt += int64(u.Prompt)
 		h.Predicted += predicted
-		h.Actual += int64(u.Cached)
-		h.Missed += max(predicted-int64(u.Cached), 0)
+		h.Actual += cached
+		h.Missed += max(predicted-cached, 0)
 	}
 }
 
@@ -277,7 +299,7 @@ func (b *Book) drop(id inference.EndpointID) {
 func (b *Book) Restarted(id inference.EndpointID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.restarted(b.account(id))
+	b.restarted(b.member(id))
 }
 
 func (b *Book) restarted(a *account) {
@@ -292,7 +314,7 @@ func (b *Book) restarted(a *account) {
 func (b *Book) SetIncarnation(id inference.EndpointID, process string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := b.account(id)
+	a := b.member(id)
 	if a.process != "" && a.process != process {
 		b.restarted(a)
 	}
@@ -303,7 +325,7 @@ func (b *Book) SetIncarnation(id inference.EndpointID, process string) {
 func (b *Book) SetCache(id inference.EndpointID, tokens int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := b.account(id)
+	a := b.member(id)
 	// A block covers a fixed number of bytes; tokens have about four.
 	a.capacity = max(int(int64(tokens)*4/prefix.BlockBytes), 1)
 	if a.cached {
@@ -342,6 +364,7 @@ func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
 		return r
 	}
 	r.cached = c.candidate.Cached
+	r.tpot = b.tpot(ask).Seconds()
 	r.fresh, r.work = float64(ask.Prompt.N-r.cached), work(ask.Prompt.N, r.cached)
 	r.keys, r.hashed = slices.Clone(ask.Keys), len(ask.Keys) > 0 || len(ask.Held) > 0
 	b.prompts = min(b.prompts+1, meanOver)
@@ -379,9 +402,9 @@ func (b *Book) SetModels(id inference.EndpointID, models []string) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if a := b.account(id); !maps.Equal(a.models, set) || a.models == nil {
+	if a := b.member(id); !maps.Equal(a.models, set) || a.models == nil {
 		a.models = set
-		clear(b.seated.serving)
+		b.seated.forgetModels()
 	}
 }
 
@@ -422,6 +445,7 @@ func (b *Book) SetLeasable(id inference.EndpointID, until time.Time) {
 	// One that left the pool is not brought back.
 	if a := b.accounts[id]; a != nil {
 		a.leasable = until
+		b.touch(a)
 	}
 }
 
@@ -435,15 +459,13 @@ func (b *Book) SetRevision(id inference.EndpointID, revision string) {
 	}
 }
 
-// rank orders candidates; the least wins.
+// rank orders candidates before anything else does; the least wins.
 type rank struct {
 	standing standing
 	stranger bool // serves another revision than the attempt before
-	load     int
 }
 
-// compareClass compares all but the load: a profile may decide otherwise there.
-func (r rank) compareClass(o rank) int {
+func (r rank) compare(o rank) int {
 	switch {
 	case r.standing != o.standing:
 		return int(r.standing - o.standing)
@@ -530,7 +552,7 @@ func (b *Book) Retry(now time.Time, pool *fleet.Pool, ask Ask, prompt inference.
 func (b *Book) Admit(id inference.EndpointID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.account(id).gone = false
+	b.account(id).gone, b.admits = false, true
 }
 
 // Forget drops an endpoint that has left the pool, once nothing is in flight
@@ -549,7 +571,7 @@ func (b *Book) Forget(id inference.EndpointID) {
 		}
 		*a = account{at: a.at, inflight: a.inflight, gone: true, traffic: newTraffic()}
 		b.touch(a)
-		clear(b.seated.serving)
+		b.seated.forgetModels()
 	}
 }
 
@@ -574,7 +596,7 @@ func (b *Book) Status(now time.Time, pool *fleet.Pool) []Status {
 	defer b.mu.Unlock()
 	list := make([]Status, 0, len(pool.Endpoints))
 	for _, e := range pool.Endpoints {
-		a := b.account(e.ID)
+		a := b.member(e.ID)
 		list = append(list, Status{
 			Endpoint: e.ID, InFlight: a.inflight,
 			Ejected: a.failures > 0 || now.Before(a.heldUntil), Health: a.health,
@@ -585,11 +607,23 @@ func (b *Book) Status(now time.Time, pool *fleet.Pool) []Status {
 	return list
 }
 
+// account is the account of an endpoint that is in the pool, or is about to be.
 func (b *Book) account(id inference.EndpointID) *account {
 	a := b.accounts[id]
 	if a == nil {
 		a = &account{traffic: newTraffic()}
 		b.accounts[id] = a
+		b.seated.pool = nil // what stood there for it is not this one
 	}
 	return a
+}
+
+// member is the account of an endpoint that was named by somebody who may not know yet
+// that it has left. It is not brought back then: nobody would drop it again. What is
+// noted of it is noted nowhere, and it is gone to every decision.
+func (b *Book) member(id inference.EndpointID) *account {
+	if b.admits && b.accounts[id] == nil {
+		return &account{traffic: newTraffic(), health: inference.Gone}
+	}
+	return b.account(id)
 }

@@ -238,6 +238,35 @@ func TestRetryAfterIsKept(t *testing.T) {
 	reserve(t, b, start.Add(ejectMax), pool, Ask{})
 }
 
+// A lease ends between two looks at the whole pool as well.
+func TestNoEndpointIsChosenPastItsLease(t *testing.T) {
+	b, pool := newBookOf(Config{}, 8)
+	ends := map[inference.EndpointID]time.Time{}
+	for i, e := range pool.Endpoints {
+		b.SetHealth(e.ID, inference.Healthy)
+		b.SetGuarded(e.ID, true)
+		ends[e.ID] = start.Add(time.Duration(i*i*7) * time.Millisecond)
+		b.SetLeasable(e.ID, ends[e.ID])
+	}
+	chosen := map[inference.EndpointID]bool{}
+	for now := start; ; now = now.Add(time.Millisecond) {
+		r, err := b.Reserve(now, pool, Ask{})
+		if err != nil {
+			if now.Before(ends[pool.Endpoints[7].ID]) {
+				t.Errorf("after %v: %v, and a guard is heard still", now.Sub(start), err)
+			}
+			break
+		}
+		if !now.Before(ends[r.Endpoint.ID]) {
+			t.Fatalf("%s was chosen after %v, and its lease ended after %v", r.Endpoint.ID, now.Sub(start), ends[r.Endpoint.ID].Sub(start))
+		}
+		chosen[r.Endpoint.ID] = true
+	}
+	if len(chosen) != 7 {
+		t.Errorf("%d were chosen, want all but the first", len(chosen))
+	}
+}
+
 func TestUnhealthyEndpointsAreAvoided(t *testing.T) {
 	b, pool := newBookOf(Config{HealthPanic: 0.5}, 4)
 	chosen := func() map[inference.EndpointID]bool {
@@ -503,5 +532,46 @@ func TestToldRevision(t *testing.T) {
 			t.Fatalf("chose %+v", r.Endpoint)
 		}
 		r.Release()
+	}
+}
+
+// An endpoint that left is not brought back by who has not heard of it: nobody would
+// drop it again. What comes to its address later begins anew.
+func TestWhoLeftStaysAway(t *testing.T) {
+	for name, late := range map[string]func(b *Book, id inference.EndpointID, old *fleet.Pool){
+		"models": func(b *Book, id inference.EndpointID, _ *fleet.Pool) { b.SetModels(id, []string{"m"}) },
+		"metrics": func(b *Book, id inference.EndpointID, _ *fleet.Pool) {
+			b.Asking(id)
+			b.SetScraped(id, Scraped{At: start})
+		},
+		"a restart":   func(b *Book, id inference.EndpointID, _ *fleet.Pool) { b.Restarted(id) },
+		"a cache":     func(b *Book, id inference.EndpointID, _ *fleet.Pool) { b.SetCache(id, 1) },
+		"a guard":     func(b *Book, id inference.EndpointID, _ *fleet.Pool) { b.SetIncarnation(id, "x") },
+		"a status":    func(b *Book, _ inference.EndpointID, old *fleet.Pool) { b.Status(start, old) },
+		"an explain":  func(b *Book, _ inference.EndpointID, old *fleet.Pool) { b.Explain(start, old, Ask{}) },
+		"a retry":     func(b *Book, _ inference.EndpointID, old *fleet.Pool) { b.Retry(start, old, Ask{}, inference.Tokens{}) },
+		"nobody late": func(*Book, inference.EndpointID, *fleet.Pool) {},
+	} {
+		b, old := newBookOf(Config{}, 2)
+		left := old.Endpoints[1].ID
+		b.SetModels(left, []string{"m"})
+		reserve(t, b, start, old, Ask{}).Release()
+		b.Forget(left)
+		late(b, left, old)
+		if len(b.accounts) != 1 {
+			t.Errorf("%s: there are %d accounts, want 1", name, len(b.accounts))
+		}
+		for range 10 {
+			if r := reserve(t, b, start, old, Ask{}); r.Endpoint.ID == left {
+				t.Fatalf("%s: a request went to the endpoint that left", name)
+			}
+		}
+		if s := b.Status(start, old)[1]; s.Health != inference.Gone {
+			t.Errorf("%s: its health is %v", name, s.Health)
+		}
+		b.Admit(left)
+		if r := reserve(t, b, start, old, Ask{Model: "m"}); r.Endpoint.ID != left {
+			t.Errorf("%s: back again, the idle one gets nothing", name)
+		}
 	}
 }

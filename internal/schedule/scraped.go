@@ -61,10 +61,9 @@ type scraped struct {
 	Scraped
 	own     int     // requests of this gateway there when the engine was asked
 	pending int     // of them, without a first output
-	others  float64 // load beyond them
-	usual   float64 // its mean over the last scrapes
-	scrapes float64 // that are in the mean, at most usualOver
-	queue   float64 // of others, those that waited
+	others  fading  // load beyond them
+	queue   fading  // of others, those that waited
+	scrapes float64 // that are in their means, at most usualOver
 	doubt   string  // frozen, contradicted or ""
 
 	asked struct{ own, pending int } // at the last Asking
@@ -74,12 +73,34 @@ type scraped struct {
 	workingAt  time.Time // since when it is so while requests run; zero: none do
 }
 
+// fading is a count of requests that others had on an endpoint when its engine was
+// asked, and have there usually.
+type fading struct{ last, usual float64 }
+
+// see notes what is there now, as one of so many times that the mean goes over.
+func (f *fading) see(n, times float64) {
+	f.last = n
+	f.usual += (n - f.usual) / times
+}
+
+// expected is how many are there when what was seen is that fresh.
+func (f fading) expected(freshness float64) float64 { return f.usual + (f.last-f.usual)*freshness }
+
+// freshness is how much of what was seen still holds, from 1 down to 0. It says the
+// less the longer that is ago: requests have ended since, and others have come. So it
+// fades into the usual within a typical answer. Without that, gateways whose requests
+// are short would all shun the engine that was busy half a second ago, and all go to
+// the one that was idle.
+func (b *Book) freshness(now time.Time, r *scraped) float64 {
+	return math.Exp(-float64(max(now.Sub(r.At), 0)) / float64(b.typical))
+}
+
 // Asking tells that an endpoint's engine is being asked for its metrics, so that
 // what is there now can be told from what comes later.
 func (b *Book) Asking(id inference.EndpointID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := b.account(id)
+	a := b.member(id)
 	a.scraped.asked.own, a.scraped.asked.pending = a.inflight, len(a.pending)
 }
 
@@ -89,7 +110,7 @@ func (b *Book) Asking(id inference.EndpointID) {
 func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := b.account(id)
+	a := b.member(id)
 	r := &a.scraped
 	load := s.Queued.V + s.Running.V
 	if !s.Done.Known || s.Done != r.Done {
@@ -102,10 +123,10 @@ func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
 		r.workingAt = s.At
 	}
 	if r.doubt != "" || s.At.Sub(r.At) > b.config.ScrapeStale {
-		r.usual, r.scrapes = 0, 0
+		r.others.usual, r.queue.usual, r.scrapes = 0, 0, 0
 	}
 	r.Scraped, r.own, r.pending = s, r.asked.own, r.asked.pending
-	r.doubt, r.others, r.queue = "", 0, 0
+	r.doubt, r.others.last, r.queue.last = "", 0, 0
 	switch {
 	case !r.answeredAt.IsZero() && s.At.Sub(r.answeredAt) >= settled,
 		!r.workingAt.IsZero() && s.At.Sub(r.workingAt) >= longestStep:
@@ -115,15 +136,17 @@ func (b *Book) SetScraped(id inference.EndpointID, s Scraped) {
 	default:
 		// What came or went while the engine was asked may be in its metrics or
 		// not. To count it as ours is the smaller mistake: it repels nobody.
-		r.others = max(load-float64(max(r.own, a.inflight)), 0)
-		r.queue = min(max(s.Queued.V-float64(r.pending), 0), r.others)
 		r.scrapes = min(r.scrapes+1, usualOver)
-		r.usual += (r.others - r.usual) / r.scrapes
+		r.others.see(max(load-float64(max(r.own, a.inflight)), 0), r.scrapes)
+		r.queue.see(min(max(s.Queued.V-float64(r.pending), 0), r.others.last), r.scrapes)
 	}
 	b.touch(a)
 	at := b.seconds(s.At)
 	if s.AdapterSlots > 0 {
 		a.adapters.slots = s.AdapterSlots
+	}
+	if r.doubt != "" {
+		return // an old page would keep its adapters loaded for ever
 	}
 	for _, name := range s.Adapters {
 		a.adapters.use(name, at)
@@ -164,17 +187,16 @@ func (r *scraped) believed(now time.Time, staleAfter time.Duration) bool {
 }
 
 // elsewhere is the load that others are expected to have on the endpoint now.
-// What they had when the engine was asked says the less the longer that is ago:
-// requests have ended since, and others have come. So it fades into the usual.
-// Without that, gateways whose requests are short would all shun the engine that
-// was busy half a second ago, and all go to the one that was idle.
 func (b *Book) elsewhere(now time.Time, a *account) float64 {
 	r := &a.scraped
-	if r.others == 0 && r.usual == 0 || !r.believed(now, b.config.ScrapeStale) {
+	if r.others == (fading{}) || !r.believed(now, b.config.ScrapeStale) {
 		return 0
 	}
-	return r.usual + (r.others-r.usual)*math.Exp(-float64(now.Sub(r.At))/float64(b.typical))
+	return r.others.expected(b.freshness(now, r))
 }
+
+// elsewhereWhole is elsewhere in whole requests, as loads are compared.
+func (b *Book) elsewhereWhole(now time.Time, a *account) int { return int(b.elsewhere(now, a) + 0.5) }
 
 // reported is what is believed of the endpoint's metrics.
 func (b *Book) reported(now time.Time, a *account) Reported {
@@ -211,12 +233,14 @@ func (b *Book) fillScraped(c *plugin.Candidate, now time.Time, a *account) {
 	if !r.believed(now, b.config.ScrapeStale) {
 		return
 	}
-	c.Queued, c.Running, c.KVUsage, c.Others = r.Queued, r.Running, r.KVUsage, b.elsewhere(now, a)
+	c.Queued, c.Running, c.KVUsage = r.Queued, r.Running, r.KVUsage
 	if c.Queued.Known {
 		c.Queued.V = max(c.Queued.V+float64(a.inflight-r.own+len(a.ghosts)), 0)
 	}
-	// Prompts of others that wait are prefill that comes first.
-	if r.queue > 0 {
-		c.Ahead += r.queue * a.rate.Seconds(b.meanWork)
+	if r.others != (fading{}) {
+		freshness := b.freshness(now, r)
+		c.Others = r.others.expected(freshness)
+		// Prompts of others that wait are prefill that comes first.
+		c.Ahead += r.queue.expected(freshness) * a.rate.Seconds(b.meanWork)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/headgate/headgate/internal/prefix"
 	"github.com/headgate/headgate/internal/schedule/cost"
@@ -30,6 +31,7 @@ type traffic struct {
 	stallsAt    float64                      // when the table was made
 	pending     []*Reservation               // without a first output, in order of dispatch
 	running     []*Reservation               // with one
+	targets     int                          // streams of both that have a target per token
 	slot        prefix.Slot
 	cached      bool // slot is valid
 	untaken     bool // some of pending has keys that its engine has not taken
@@ -88,8 +90,10 @@ const (
 // settleRate chooses the rate that the engine is judged by.
 func (t *traffic) settleRate(pool cost.Rate) {
 	t.rate = pool
-	own, all := t.own.Seconds(alikeFor), pool.Seconds(alikeFor)
-	if t.seen >= seenMin && (own > all*alikeMax || all > own*alikeMax) {
+	if t.seen < seenMin {
+		return
+	}
+	if own, all := t.own.Seconds(alikeFor), pool.Seconds(alikeFor); own > all*alikeMax || all > own*alikeMax {
 		t.rate = t.own
 	}
 }
@@ -124,6 +128,9 @@ func (t *traffic) dispatch(r *Reservation) {
 	t.renew()
 	t.work += r.work
 	t.waiting += r.fresh
+	if r.targeted() {
+		t.targets++
+	}
 	t.quiet, t.stallsKnown = false, false
 	t.crowd.quiet.broken = true
 }
@@ -171,29 +178,39 @@ func (t *traffic) unqueue(r *Reservation) bool {
 
 // end forgets a reservation, wherever it is.
 func (t *traffic) end(r *Reservation) {
-	if t.unqueue(r) {
+	if !t.unqueue(r) && !t.retire(r) {
 		return
 	}
-	if at := slices.Index(t.running, r); at >= 0 {
-		last := len(t.running) - 1
-		t.running[at] = t.running[last]
-		t.running[last] = nil
-		t.running = t.running[:last]
-		t.context -= r.prompt
-		if last == 0 {
-			t.context = 0
-		}
+	if r.targeted() {
+		t.targets--
 	}
 }
 
+// retire takes a reservation out of running, if it is there.
+func (t *traffic) retire(r *Reservation) bool {
+	at := slices.Index(t.running, r)
+	if at < 0 {
+		return false
+	}
+	last := len(t.running) - 1
+	t.running[at] = t.running[last]
+	t.running[last] = nil
+	t.running = t.running[:last]
+	t.context -= r.prompt
+	if last == 0 {
+		t.context = 0
+	}
+	return true
+}
+
 // table makes the table of stalls and returns how many streams that took.
-func (t *traffic) table(now, tpot float64, lengths *cost.Lengths) int {
+func (t *traffic) table(now float64, lengths *cost.Lengths) int {
 	t.pace(now)
 	t.stalls.Reset()
 	t.stallsAt, t.stallsKnown = now, true
 	for _, r := range t.running {
-		if r.streams {
-			t.stalls.Add(now, cost.Stream{First: r.first, Tokens: int(r.tokens.Load())}, tpot, t.gap, lengths)
+		if r.targeted() {
+			t.stalls.Add(now, cost.Stream{First: r.first, Tokens: int(r.tokens.Load())}, r.tpot, t.gap, lengths)
 		}
 	}
 	// A prompt that waits becomes a stream before a prefill behind it is done, and
@@ -202,8 +219,8 @@ func (t *traffic) table(now, tpot float64, lengths *cost.Lengths) int {
 		at := now + t.ahead(now) - t.rate.PerToken*t.work
 		for _, r := range t.pending {
 			at += t.rate.PerToken * r.work
-			if r.streams {
-				t.stalls.Add(now, cost.Stream{First: max(at, now), Tokens: 1}, tpot, t.gap, lengths)
+			if r.targeted() {
+				t.stalls.Add(now, cost.Stream{First: max(at, now), Tokens: 1}, r.tpot, t.gap, lengths)
 			}
 		}
 	}
@@ -235,7 +252,8 @@ func (t *traffic) pace(now float64) {
 // every answer in time, and when it has too many ends none in time.
 type crowd struct {
 	at              float64 // of the last look
-	seconds, tokens float64 // of all streams, old ones fading
+	seconds, tokens float64 // of streams with a target, old ones fading
+	due             float64 // seconds that these tokens may take
 
 	quiet struct {
 		broken          bool    // prefill came since the last look
@@ -250,31 +268,56 @@ const (
 	crowdLeast = 4   // tokens from which a pace is known
 )
 
-// perToken is the streams' time per token of late, 0 if it is not known.
-func (t *traffic) perToken(now float64) float64 {
+// slow is how near the streams of late are to being crowded at so many times their
+// targets per token: 1 is the limit, and 0 where nothing is known.
+func (t *traffic) slow(now, crowded float64) float64 {
 	c := &t.crowd
-	if len(t.running) == 0 {
-		c.at, c.seconds, c.tokens = now, 0, 0
+	if t.targets == 0 {
 		return 0
 	}
-	if since := now - c.at; since >= crowdLook {
-		seconds, tokens := 0.0, 0.0
-		for _, r := range t.running {
-			if k := int(r.tokens.Load()); r.streams {
-				seconds += now - max(c.at, r.first)
-				tokens += float64(max(k-r.counted, 0))
-				r.counted = k
-			}
-		}
-		keep := math.Exp(-since / crowdFade)
-		c.at, c.seconds, c.tokens = now, keep*c.seconds+seconds, keep*c.tokens+tokens
-		c.rest(seconds, tokens)
-		c.quiet.broken = len(t.pending) > 0
+	if len(t.running) == 0 {
+		c.at, c.seconds, c.tokens, c.due = now, 0, 0, 0
+		return 0
+	}
+	if now-c.at >= crowdLook {
+		t.look(now)
 	}
 	if c.tokens < crowdLeast {
 		return 0
 	}
-	return c.seconds / c.tokens
+	return c.seconds / max(crowded*c.due, crowdBest*c.best*c.tokens)
+}
+
+// heldUp is the share of its time in which a stream waits for its client to read
+// from which its pace says nothing of the engine.
+const heldUp = 0.1
+
+// look sees how far the streams came since the last look.
+func (t *traffic) look(now float64) {
+	c := &t.crowd
+	keep := math.Exp(-(now - c.at) / crowdFade)
+	c.seconds, c.tokens, c.due = keep*c.seconds, keep*c.tokens, keep*c.due
+	seconds, tokens := 0.0, 0.0 // of all
+	for _, r := range t.running {
+		if !r.streams {
+			continue
+		}
+		k := int(r.tokens.Load())
+		took, made := now-max(c.at, r.first), float64(max(k-r.counted, 0))
+		writing := r.spentWriting(now)
+		held := writing-r.writingSeen > heldUp*took
+		r.counted, r.writingSeen = k, writing
+		if held {
+			continue
+		}
+		seconds, tokens = seconds+took, tokens+made
+		if r.tpot > 0 {
+			c.seconds, c.tokens, c.due = c.seconds+took, c.tokens+made, c.due+made*r.tpot
+		}
+	}
+	c.at = now
+	c.rest(seconds, tokens)
+	c.quiet.broken = len(t.pending) > 0
 }
 
 // rest learns how fast the engine is when it does nothing but generate.
@@ -301,6 +344,7 @@ func (t *traffic) stale(now float64) bool {
 // all but tokens.
 type progress struct {
 	streams bool
+	tpot    float64 // target per token; 0: none
 	prompt  float64 // tokens
 	fresh   float64 // of them, not cached as far as was known
 	work    float64
@@ -315,7 +359,24 @@ type progress struct {
 	seen    int
 	looked  bool
 	counted int // tokens, at the last look at the crowd
+
+	// Time that goes into writing to the client.
+	writingSince atomic.Int64 // in ns of the book's time and 1 more; 0: nothing is being written
+	writingSpent atomic.Int64 // ns, on what was written before
+	writingSeen  float64      // seconds of both, at the last look at the crowd
 }
+
+// spentWriting is how many seconds went into writing to the client.
+func (p *progress) spentWriting(now float64) float64 {
+	spent := float64(p.writingSpent.Load()) / float64(time.Second)
+	if began := p.writingSince.Load(); began != 0 {
+		spent += max(now-float64(began-1)/float64(time.Second), 0)
+	}
+	return spent
+}
+
+// targeted reports whether it is a stream with a target per token.
+func (p *progress) targeted() bool { return p.streams && p.tpot > 0 }
 
 // adapters are those used lately, the newest last. An engine's own list shows
 // activity and not residence (SCH-9), so recent use is the better witness.

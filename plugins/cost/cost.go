@@ -6,6 +6,7 @@
 package cost
 
 import (
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -20,56 +21,48 @@ type scorer struct {
 
 // New makes the plugin.
 func New(o plugin.Options) (any, error) {
+	// Raw, so that a bare number is told that it needs a unit and not that it is no
+	// text.
 	options := struct {
-		AdapterLoad string `json:"adapterLoad"`
-	}{AdapterLoad: "1s"}
+		AdapterLoad json.RawMessage `json:"adapterLoad"`
+	}{json.RawMessage("null")}
 	if err := o(&options); err != nil {
 		return nil, err
 	}
-	load, err := time.ParseDuration(options.AdapterLoad)
-	if err != nil || load < 0 {
-		return nil, fmt.Errorf("adapterLoad %q: must be a duration like 500ms", options.AdapterLoad)
+	text := "1s"
+	wrong := json.Unmarshal(options.AdapterLoad, &text)
+	load, err := time.ParseDuration(text)
+	if wrong != nil || err != nil || load < 0 {
+		return nil, fmt.Errorf("adapterLoad %s: must be a duration such as 1s or 500ms", options.AdapterLoad)
 	}
 	return &scorer{params: cost.Default, load: load.Seconds()}, nil
 }
 
-func ask(r *plugin.Request) cost.Ask {
-	return cost.Ask{
+func (s *scorer) ask(r *plugin.Request) cost.Ask {
+	a := cost.Ask{
 		Prompt: float64(r.Prompt.N), Output: r.Output,
-		Waited: r.Waited.Seconds(), TTFT: r.TTFT.Seconds(), TPOT: r.TPOT.Seconds(),
+		Waited: r.Waited.Seconds(), TTFT: r.TTFT.Seconds(),
 	}
-}
-
-// place says what the endpoint is to this request. An adapter that is not there
-// is loaded first, and the whole batch waits.
-func (s *scorer) place(at *cost.Place, r *plugin.Request, c *plugin.Candidate) {
-	at.Cached, at.Ahead, at.PerToken, at.Intercept = float64(c.Cached), c.Ahead, c.PerToken, c.Intercept
-	at.Running, at.Context, at.Stalls = c.Load(), c.Context, c.Stalls
-	if r.Adapter != "" && !c.Resident {
-		at.Intercept += s.load
+	if r.Adapter != "" {
+		a.Load = s.load
 	}
+	return a
 }
 
 // Patient: what is ahead is a term of the cost.
 func (s *scorer) Patient() {}
 
 func (s *scorer) Score(r *plugin.Request, candidates []plugin.Candidate, scores []float64) {
-	a := ask(r)
-	var at cost.Place
-	var t cost.Terms
+	a := s.ask(r)
 	for i := range candidates {
-		s.place(&at, r, &candidates[i])
-		s.params.Score(&a, &at, &t)
-		scores[i] = -t.Total
+		scores[i] = -s.params.Score(&a, &candidates[i], nil)
 	}
 }
 
 func (s *scorer) Explain(r *plugin.Request, c *plugin.Candidate) string {
-	a := ask(r)
-	var at cost.Place
+	a := s.ask(r)
 	var t cost.Terms
-	s.place(&at, r, c)
-	s.params.Score(&a, &at, &t)
+	s.params.Score(&a, c, &t)
 	return fmt.Sprintf("%.3fs: ahead %.3f, own %.3f, delay %.3f, decode %.3f, stall %.3f (%.2f streams), late %.3f",
 		t.Total, t.Ahead, t.Own, t.Delay, t.Decode, t.Stall, t.Streams, t.Late)
 }

@@ -4,6 +4,7 @@
 package session
 
 import (
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -27,15 +28,17 @@ type place struct {
 // New makes the plugin.
 func New(o plugin.Options) (any, error) {
 	options := struct {
-		SessionsMax int    `json:"sessionsMax"`
-		Stays       string `json:"stays"`
-	}{SessionsMax: 100_000, Stays: "10m"}
+		SessionsMax int             `json:"sessionsMax"`
+		Stays       json.RawMessage `json:"stays"` // raw, to say of a bare number that it needs a unit
+	}{SessionsMax: 100_000, Stays: json.RawMessage("null")}
 	if err := o(&options); err != nil {
 		return nil, err
 	}
-	stays, err := time.ParseDuration(options.Stays)
-	if err != nil || stays <= 0 {
-		return nil, fmt.Errorf("stays %q: must be a duration like 10m", options.Stays)
+	text := "10m"
+	wrong := json.Unmarshal(options.Stays, &text)
+	stays, err := time.ParseDuration(text)
+	if wrong != nil || err != nil || stays <= 0 {
+		return nil, fmt.Errorf("stays %s: must be a duration such as 10m, above 0", options.Stays)
 	}
 	if options.SessionsMax < 1 {
 		return nil, fmt.Errorf("sessionsMax: must be at least 1")
@@ -70,8 +73,12 @@ func (a *affinity) Chosen(r *plugin.Request, c *plugin.Candidate) {
 	if r.Session == "" {
 		return
 	}
-	if _, known := a.young[r.Session]; !known && len(a.young) >= (a.max+1)/2 {
+	_, known := a.young[r.Session]
+	if !known && (len(a.young) >= (a.max+1)/2 || len(a.young)+len(a.old) >= a.max) {
 		a.young, a.old = map[string]place{}, a.young
+		if len(a.old) >= a.max {
+			a.old = nil // max is 1
+		}
 	}
 	a.young[r.Session] = place{c.Endpoint.ID, r.Now}
 }

@@ -5,8 +5,11 @@ package standard
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -184,16 +187,76 @@ func TestLabelsFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, labels := range map[string]map[string]string{
-		"":           {"zone": "b", "other": "x"},
-		"label zone": {"zone": "c"},
-		"label spot": {"zone": "a", "spot": ""},
+		"":                                   {"zone": "b", "other": "x"},
+		"has no zone":                        {"other": "x"},
+		"zone is c, not one of a, b":         {"zone": "c"},
+		`zone is "", not one of a, b`:        {"zone": ""},
+		`spot is "", and must not be there`:  {"zone": "a", "spot": ""},
+		`spot is yes, and must not be there`: {"zone": "a", "spot": "yes"},
 	} {
 		c := plugin.Candidate{Endpoint: &inference.Endpoint{Labels: inference.NewLabels(labels)}}
 		if got := made.(plugin.Filter).Filter(&plugin.Request{}, &c); got != want {
 			t.Errorf("%v: out because of %q, want %q", labels, got, want)
 		}
 	}
-	if got := made.(plugin.Filter).Filter(&plugin.Request{}, &plugin.Candidate{Endpoint: &inference.Endpoint{}}); got != "label zone" {
+	if got := made.(plugin.Filter).Filter(&plugin.Request{}, &plugin.Candidate{Endpoint: &inference.Endpoint{}}); got != "has no zone" {
 		t.Errorf("without labels: %q", got)
+	}
+}
+
+// A filter is asked for every request: its reasons are put together once, of as many
+// values as may be kept, and one is short however many values are wanted.
+func TestLabelsTellCheaply(t *testing.T) {
+	var many []string
+	for i := range 20 {
+		many = append(many, strconv.Itoa(i))
+	}
+	made, err := Plugins["label"](options(t, map[string]any{"in": map[string]any{"zone": many}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(zone string) plugin.Candidate {
+		return plugin.Candidate{Endpoint: &inference.Endpoint{Labels: inference.NewLabels(map[string]string{"zone": zone})}}
+	}
+	r, f := &plugin.Request{}, made.(plugin.Filter)
+	c := at("x")
+	const want = "zone is x, not one of 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"
+	if got := f.Filter(r, &c); got != want {
+		t.Errorf("out because of %q, want %q", got, want)
+	}
+	if n := testing.AllocsPerRun(100, func() { f.Filter(r, &c) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	for i := range 1000 {
+		c := at("x" + strconv.Itoa(i))
+		f.Filter(r, &c)
+	}
+	c = at("new")
+	if got := f.Filter(r, &c); got != "zone is not one of 0, 1, 2, 3, 4, 5, 6, 7 and 12 more" {
+		t.Errorf("past the bound: %q", got)
+	}
+	if n := testing.AllocsPerRun(100, func() { f.Filter(r, &c) }); n != 0 {
+		t.Errorf("past the bound: %v allocations", n)
+	}
+}
+
+func TestDurationsAreAskedFor(t *testing.T) {
+	for name, want := range map[string]string{
+		"cost":    "adapterLoad %s: must be a duration such as 1s or 500ms",
+		"session": "stays %s: must be a duration such as 10m, above 0",
+	} {
+		option, _, _ := strings.Cut(want, " ")
+		for _, value := range []any{1, "soon", "-1s", []int{1}, true} {
+			raw, _ := json.Marshal(value)
+			_, err := Plugins[name](options(t, map[string]any{option: value}))
+			if want := fmt.Sprintf(want, raw); err == nil || err.Error() != want {
+				t.Errorf("%s: %v, want %s", name, err, want)
+			}
+		}
+		for _, value := range []any{nil, "3s"} {
+			if _, err := Plugins[name](options(t, map[string]any{option: value})); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }

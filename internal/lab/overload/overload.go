@@ -218,7 +218,7 @@ func (w *world) prepare(j *job, a *Asked, i int) {
 	j.request = flow.Request{
 		Ask: schedule.Ask{
 			Prompt: inference.Tokens{N: a.In}, Keys: a.Blocks, PromptBytes: max(a.In*prefix.BlockBytes/BlockTokens, 1),
-			Stream: true, Arrived: clock(a.At), TTFT: span(j.target),
+			Stream: true, Arrived: clock(a.At), TTFT: schedule.TTFT{Base: span(j.target)},
 		},
 		Priority: a.Priority, Fairness: a.Tenant, Bytes: int64(4 * a.In), ShedAt: a.ShedAt, Output: a.Most, Owner: j,
 	}

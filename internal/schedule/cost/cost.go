@@ -25,7 +25,7 @@ type Params struct {
 	Decode    float64 // seconds that the answer takes longer in a larger batch
 	Stall     float64 // seconds that a stream over its target is worth
 	Late      float64 // a second over the budget for the first output
-	Budget    float64 // share of the TTFT target that may be used up
+	Budget    float64 // share of the TTFT target from which on time is dear
 }
 
 // Default is what docs/routing.md reports on.
@@ -35,7 +35,7 @@ var Default = Params{
 	Decode:    0.5,
 	Stall:     20,
 	Late:      3,
-	Budget:    0.5,
+	Budget:    0.1,
 }
 
 // Per output token: of each further sequence in the batch, and of each token of
@@ -51,18 +51,7 @@ type Ask struct {
 	Output float64 // expected tokens of the answer
 	Waited float64 // since its arrival
 	TTFT   float64 // target; 0: none
-	TPOT   float64 // target; 0: none
-}
-
-// Place is one engine at one moment, for one request.
-type Place struct {
-	Cached    float64 // tokens of the prompt in its cache
-	Ahead     float64 // prefill before this one
-	PerToken  float64
-	Intercept float64
-	Running   float64       // requests in flight
-	Context   float64       // prompt tokens of running streams
-	Stalls    plugin.Stalls // nil: no stream is known to run
+	Load   float64 // to load its adapter where that is not resident; 0: it has none
 }
 
 // Terms are what a score is made of, in seconds; Total is their sum.
@@ -83,20 +72,24 @@ func (p *Params) Work(fresh, cached float64) float64 {
 	return fresh * (1 + p.Attention*(cached+fresh/2))
 }
 
-// Score is what placing the request there costs the pool. It fills t, so that a
-// caller who scores many places keeps one.
-func (p *Params) Score(a *Ask, at *Place, t *Terms) {
-	fresh := a.Prompt - at.Cached
+// Score is what placing the request on an endpoint costs the pool. What that is made of
+// it puts into t, unless that is nil.
+func (p *Params) Score(a *Ask, c *plugin.Candidate, t *Terms) (total float64) {
+	cached, running, intercept := float64(c.Cached), c.Load(), c.Intercept
+	fresh := a.Prompt - cached
 	if fresh < 1 {
 		fresh = 1
 	}
-	prefill := at.PerToken * p.Work(fresh, at.Cached)
-	ahead, own := at.Ahead, prefill+at.Intercept
-	delay := p.Delay * at.Running * prefill
-	decode := p.Decode * a.Output * (2*perSequence*at.Running + perContext*(at.Context+at.Running*a.Prompt))
+	if a.Load > 0 && !c.Resident {
+		intercept += a.Load // the whole batch waits for it
+	}
+	prefill := c.PerToken * p.Work(fresh, cached)
+	ahead, own := c.Ahead, prefill+intercept
+	delay := p.Delay * running * prefill
+	decode := p.Decode * a.Output * (2*perSequence*running + perContext*(c.Context+running*a.Prompt))
 	streams, late := 0.0, 0.0
-	if a.TPOT > 0 && at.Stalls != nil {
-		if streams = at.Stalls.At(ahead+prefill) - at.Stalls.At(ahead); streams < 0 {
+	if c.Stalls != nil {
+		if streams = c.Stalls.At(ahead+prefill) - c.Stalls.At(ahead); streams < 0 {
 			streams = 0
 		}
 	}
@@ -106,8 +99,11 @@ func (p *Params) Score(a *Ask, at *Place, t *Terms) {
 		}
 	}
 	stall := p.Stall * streams
-	t.Ahead, t.Own, t.Delay, t.Decode, t.Stall, t.Late, t.Streams = ahead, own, delay, decode, stall, late, streams
-	t.Total = ahead + own + delay + decode + stall + late
+	total = ahead + own + delay + decode + stall + late
+	if t != nil {
+		*t = Terms{ahead, own, delay, decode, stall, late, streams, total}
+	}
+	return total
 }
 
 // Rate is an engine's time to a first output: a straight line over the work.

@@ -6,6 +6,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/headgate/headgate/plugin"
 )
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*(1+math.Abs(b)) }
@@ -17,8 +19,8 @@ func TestScoreByHand(t *testing.T) {
 	for b := range stalls {
 		stalls[b] = cellAt[b] // one stream per second of stall
 	}
-	a := Ask{Prompt: 2000, Output: 100, Waited: 0.2, TTFT: 1, TPOT: 0.1}
-	at := Place{Cached: 1000, Ahead: 0.4, PerToken: 1e-4, Intercept: 0.03, Running: 10, Context: 5000, Stalls: stalls}
+	a := Ask{Prompt: 2000, Output: 100, Waited: 0.2, TTFT: 1}
+	at := plugin.Candidate{Cached: 1000, Ahead: 0.4, PerToken: 1e-4, Intercept: 0.03, InFlight: 10, Context: 5000, Stalls: stalls}
 	var got Terms
 	Default.Score(&a, &at, &got)
 	prefill := 1e-4 * 1000 * (1 + 2.5e-5*1500) // 0.10375
@@ -29,7 +31,7 @@ func TestScoreByHand(t *testing.T) {
 		Decode:  0.5 * 100 * (2*2.5e-5*10 + 3e-8*(5000+10*2000)),
 		Streams: prefill,
 		Stall:   20 * prefill,
-		Late:    3 * (0.2 + 0.4 + prefill + 0.03 - 0.5),
+		Late:    3 * (0.2 + 0.4 + prefill + 0.03 - 0.1),
 	}
 	want.Total = want.Ahead + want.Own + want.Delay + want.Decode + want.Stall + want.Late
 	for name, pair := range map[string][2]float64{
@@ -43,11 +45,24 @@ func TestScoreByHand(t *testing.T) {
 	}
 }
 
+// An adapter is loaded first where it is not resident.
+func TestScoreOfAnAdapter(t *testing.T) {
+	for _, c := range []struct {
+		load     float64
+		resident bool
+		own      float64
+	}{{0, false, 0.03}, {0.5, true, 0.03}, {0.5, false, 0.53}} {
+		var got Terms
+		total := Default.Score(&Ask{Load: c.load}, &plugin.Candidate{Intercept: 0.03, Resident: c.resident}, &got)
+		if !near(got.Own, c.own) || total != got.Total || total != Default.Score(&Ask{Load: c.load}, &plugin.Candidate{Intercept: 0.03, Resident: c.resident}, nil) {
+			t.Errorf("%+v: own %v, total %v of %v", c, got.Own, total, got.Total)
+		}
+	}
+}
+
 func TestWithoutTargetsTheirTermsAreOff(t *testing.T) {
-	stalls := &Table{}
-	stalls[1] = 3
 	var got Terms
-	Default.Score(&Ask{Prompt: 8000, Waited: 9}, &Place{PerToken: 1e-4, Ahead: 5, Stalls: stalls}, &got)
+	Default.Score(&Ask{Prompt: 8000, Waited: 9}, &plugin.Candidate{PerToken: 1e-4, Ahead: 5}, &got)
 	if got.Stall != 0 || got.Late != 0 {
 		t.Errorf("stall %v, late %v", got.Stall, got.Late)
 	}
@@ -152,11 +167,25 @@ func TestTableNeverFalls(t *testing.T) {
 func BenchmarkScore(b *testing.B) {
 	var table Table
 	table.Add(10, Stream{First: 9, Tokens: 20}, 0.1, 0.02, NewLengths())
-	a := Ask{Prompt: 2000, Output: 100, TTFT: 1, TPOT: 0.1}
-	at := Place{Cached: 1000, Ahead: 0.4, PerToken: 1e-4, Running: 10, Stalls: &table}
+	a := Ask{Prompt: 2000, Output: 100, TTFT: 1}
+	at := plugin.Candidate{Cached: 1000, Ahead: 0.4, PerToken: 1e-4, InFlight: 10, Stalls: &table}
 	b.ReportAllocs()
-	var t Terms
 	for b.Loop() {
-		Default.Score(&a, &at, &t)
+		Default.Score(&a, &at, nil)
+	}
+}
+
+// What one engine says of one answer is soon made up for by others.
+func TestAnAbsurdLengthIsNoMean(t *testing.T) {
+	l := NewLengths()
+	l.Observe(1 << 40)
+	if l.Mean() > 3*lengthMean {
+		t.Errorf("after one the mean is %v", l.Mean())
+	}
+	for range 300 {
+		l.Observe(lengthMean)
+	}
+	if l.Mean() > 1.01*lengthMean {
+		t.Errorf("after 300 more the mean is %v", l.Mean())
 	}
 }

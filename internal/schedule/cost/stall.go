@@ -20,6 +20,7 @@ const (
 	lengthRefit  = 100  // answers between two looks
 	lengthKeep   = 4000 // answers before the old ones are halved
 	meanPace     = 0.02
+	meanMax      = 4 * lengthMax // that an answer counts as for the mean
 )
 
 // NewLengths is the distribution before any answer.
@@ -35,9 +36,10 @@ func NewLengths() *Lengths {
 // Mean is the expected length of an answer.
 func (l *Lengths) Mean() float64 { return l.mean }
 
-// Observe adds an answer that ended.
+// Observe adds an answer that ended. One that an engine says is absurdly long counts
+// as a long one: taken at its word it would spoil the mean for a thousand others.
 func (l *Lengths) Observe(tokens int) {
-	l.mean += meanPace * (float64(tokens) - l.mean)
+	l.mean += meanPace * (float64(min(tokens, meanMax)) - l.mean)
 	l.count[min(max(tokens, 0), lengthMax)]++
 	if l.since++; l.since >= lengthRefit {
 		l.since = 0
