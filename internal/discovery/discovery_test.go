@@ -319,7 +319,7 @@ func TestNameIsFollowed(t *testing.T) {
 			if got != text {
 				t.Errorf("got %s, want %s", got, text)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("nothing; want %s", text)
 		}
 	}

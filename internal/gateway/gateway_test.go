@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/config"
@@ -179,7 +178,7 @@ func TestClientThatLeavesWithPipelinedBytesIsNoticed(t *testing.T) {
 			if outcome := r.records.wait(t); outcome != "cancelled" {
 				t.Errorf("outcome %q", outcome)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			if _, err := r.engines[0].Await(ctx, func(e simengine.Entry) bool { return e.Event == simengine.EventAborted }); err != nil {
 				t.Errorf("the engine was not told: %v", err)
@@ -281,5 +280,5 @@ func TestEndpointsThatLeaveAreShownUntilTheirLastRequestEnds(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	done()
-	r.awaits("it has left", func() bool { return len(r.gateway.Status()[0].Leaving) == 0 })
+	r.until("it has left", func() bool { return len(r.gateway.Status()[0].Leaving) == 0 })
 }

@@ -115,18 +115,6 @@ func (r *rig) awaitGuards() {
 	})
 }
 
-func (r *rig) until(what string, holds func() bool) {
-	r.t.Helper()
-	deadline := time.After(10 * time.Second)
-	for !holds() {
-		select {
-		case <-deadline:
-			r.t.Fatalf("not within 10 s: %s", what)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
 // describe asks a guard about itself.
 func (g *guarded) describe(t *testing.T, client *http.Client) guard.Description {
 	t.Helper()

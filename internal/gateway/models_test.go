@@ -355,9 +355,9 @@ func TestAdaptersThatAreLoadedLaterAreFound(t *testing.T) {
 	if got := r.asks("sql"); got != 404 {
 		t.Fatalf("status %d before it is loaded", got)
 	}
-	r.awaits("the engine is asked for its models", func() bool { return engines[0].asked() > 0 })
+	r.until("the engine is asked for its models", func() bool { return engines[0].asked() > 0 })
 	engines[0].serve("sql")
-	r.awaits("the adapter is found", func() bool { return r.asks("sql") == 200 })
+	r.until("the adapter is found", func() bool { return r.asks("sql") == 200 })
 	hold := make(chan struct{})
 	engines[0].mu.Lock()
 	engines[0].hold = hold
@@ -374,13 +374,13 @@ func TestAdaptersThatAreLoadedLaterAreFound(t *testing.T) {
 func TestAdaptersThatAreUnloadedAreNotAskedFor(t *testing.T) {
 	t.Parallel()
 	r, engines, _ := startListers(t, 2, "health: {interval: 1m}, routing: {profile: least_load}", "sql")
-	r.awaits("both were asked", func() bool { return engines[0].asked() > 0 && engines[1].asked() > 0 })
-	r.awaits("the adapter is found", func() bool { return r.asks("sql") == 200 })
+	r.until("both were asked", func() bool { return engines[0].asked() > 0 && engines[1].asked() > 0 })
+	r.until("the adapter is found", func() bool { return r.asks("sql") == 200 })
 	engines[0].serve()
 	before := engines[0].asked()
-	r.awaits("one meets the engine that has unloaded it", func() bool { return r.asks("sql") == 404 })
-	r.awaits("it is asked again", func() bool { return engines[0].asked() > before })
-	r.awaits("the engine that has it gets the requests", func() bool {
+	r.until("one meets the engine that has unloaded it", func() bool { return r.asks("sql") == 404 })
+	r.until("it is asked again", func() bool { return engines[0].asked() > before })
+	r.until("the engine that has it gets the requests", func() bool {
 		for range 10 {
 			if r.asks("sql") != 200 {
 				return false

@@ -82,8 +82,8 @@ func (e *slowEngine) next(t *testing.T) *served {
 	select {
 	case s := <-e.came:
 		return s
-	case <-time.After(10 * time.Second):
-		t.Fatal("no request came within 10 s")
+	case <-time.After(patience):
+		t.Fatal("no request came")
 		return nil
 	}
 }
@@ -176,20 +176,6 @@ func (q *queueRig) status() flow.Status {
 func (q *queueRig) waiting(n int) {
 	q.t.Helper()
 	q.until(fmt.Sprint(n, " wait"), func() bool { return q.status().Requests == n })
-}
-
-// until asks again and again, as an operator would.
-func (q *queueRig) until(what string, ok func() bool) {
-	q.t.Helper()
-	look, over := time.NewTicker(time.Millisecond), time.After(10*time.Second)
-	defer look.Stop()
-	for !ok() {
-		select {
-		case <-look.C:
-		case <-over:
-			q.t.Fatalf("%s: waited in vain; %+v", what, q.status())
-		}
-	}
 }
 
 // enqueue sends requests one after the other, so that they wait in this order.

@@ -50,7 +50,7 @@ func (r *rig) reported(i int) schedule.Reported {
 // answered the last time but one is in the book by then.
 func (r *rig) scrapes(i, n int) {
 	r.t.Helper()
-	r.awaits("scrapes", func() bool { return asked(r.engines[i]) >= n })
+	r.until("scrapes", func() bool { return asked(r.engines[i]) >= n })
 }
 
 // asked counts questions for metrics.
@@ -62,19 +62,6 @@ func asked(e *simengine.Engine) int {
 		}
 	}
 	return n
-}
-
-// awaits waits until something holds.
-func (r *rig) awaits(what string, holds func() bool) {
-	r.t.Helper()
-	over := time.After(10 * time.Second)
-	for !holds() {
-		select {
-		case <-over:
-			r.t.Fatalf("%s: not within 10 s", what)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
 }
 
 // scrapedAnew waits until each engine was asked at least twice more.
@@ -106,7 +93,7 @@ func (r *rig) hold(i, n int) (letGo func()) {
 		body := fmt.Sprintf(`{"model":"sim","stream":true,"max_tokens":100000,"messages":[{"role":"user","content":"hold %d"}]}`, k)
 		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nX-Sim-Fault: stall@computed:3\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
 	}
-	r.awaits("held streams run", func() bool { return r.engines[i].Snapshot().Running >= n })
+	r.until("held streams run", func() bool { return r.engines[i].Snapshot().Running >= n })
 	return letGo
 }
 
@@ -137,12 +124,12 @@ func (r *rig) spread(n int) []int {
 
 func TestEnginesTellWhatTheyAre(t *testing.T) {
 	r := newRig(t, 1, scraped, quick)
-	r.awaits("the engine is known", func() bool {
+	r.until("the engine is known", func() bool {
 		s, m := r.endpoint(0)
 		return m.Engine == "vllm" && m.Error == "" && s.Reported.Queued.Known && s.Reported.KVUsage.Known
 	})
 	r.hold(0, 3)
-	r.awaits("others are seen", func() bool {
+	r.until("others are seen", func() bool {
 		s, _ := r.endpoint(0)
 		return s.InFlight == 0 && s.Reported.Running.V == 3 && s.Reported.Others > 2.5
 	})
@@ -177,7 +164,7 @@ func TestTrafficGoesOnWithoutMetrics(t *testing.T) {
 						c.Faults = []string{fault}
 					}
 				})
-				r.awaits("failures are counted", func() bool { _, m := r.endpoint(0); return m.Failures >= 2 })
+				r.until("failures are counted", func() bool { _, m := r.endpoint(0); return m.Failures >= 2 })
 				got := r.spread(60)
 				for i, n := range got {
 					if n < 9 || n > 33 {
@@ -249,7 +236,7 @@ func TestFrozenMetricsNeitherAttractNorStarve(t *testing.T) {
 					}
 				})
 			}
-			r.awaits("doubt", func() bool { return r.reported(0).Doubt == "frozen" })
+			r.until("doubt", func() bool { return r.reported(0).Doubt == "frozen" })
 			close(stop)
 			clients.Wait()
 			if s := r.reported(1); s.Doubt == "frozen" {
@@ -296,13 +283,13 @@ pools:
 	if strings.Contains(first, r.engines[1].Addr()) {
 		home = 1
 	}
-	r.awaits("it is scraped", func() bool { return r.reported(home).Known })
+	r.until("it is scraped", func() bool { return r.reported(home).Known })
 	r.engines[home].Kill()
 	if err := r.engines[home].Restart(nil); err != nil {
 		t.Fatal(err)
 	}
 	again := time.Now()
-	r.awaits("it is scraped again", func() bool { return r.reported(home).At.After(again) })
+	r.until("it is scraped again", func() bool { return r.reported(home).At.After(again) })
 	if where, cached := ask(); cached != 0 {
 		t.Errorf("%d tokens are thought to be cached on %s after the restart", cached, where)
 	}
@@ -344,11 +331,11 @@ func TestColdEngineJoins(t *testing.T) {
 			}
 		})
 	}
-	r.awaits("they are warm", func() bool { return n.Load() > 120 })
+	r.until("they are warm", func() bool { return n.Load() > 120 })
 	before := r.received()
 	r.gateway.SetEndpoints("p", list)
 	since := n.Load()
-	r.awaits("the new one works", func() bool { return n.Load() > since+180 })
+	r.until("the new one works", func() bool { return n.Load() > since+180 })
 	close(stop)
 	clients.Wait()
 	got := r.received()

@@ -58,6 +58,6 @@ func (r *rig) postUnread(body string) {
 func TestAClientThatDoesNotReadIsNoPendingPrefill(t *testing.T) {
 	r := newRig(t, 1, "", func(_ int, c *simengine.Config) { c.Params = model.A100x8B })
 	r.postUnread(fmt.Sprintf(`{"model":"sim","stream":true,"max_tokens":4,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("Tell me about the sea. ", 800)))
-	r.awaits("the engine has it", func() bool { return r.received()[0] == 1 })
-	r.awaits("its prefill counts as done", func() bool { return term(t, r.terms(), "ahead") == 0 })
+	r.until("the engine has it", func() bool { return r.received()[0] == 1 })
+	r.until("its prefill counts as done", func() bool { return term(t, r.terms(), "ahead") == 0 })
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/simengine"
@@ -257,15 +256,7 @@ func TestACommandIsRunWhenRequestsWait(t *testing.T) {
 	q := sleeping(t, `{scale_from_zero: {command: ["true"]}}`)
 	waiting := q.ask("one")
 	q.waiting(1)
-	look, over := time.NewTicker(time.Millisecond), time.After(10*time.Second)
-	defer look.Stop()
-	for len(q.records.wakes()) == 0 {
-		select {
-		case <-look.C:
-		case <-over:
-			t.Fatal("nobody was asked within 10 s")
-		}
-	}
+	q.until("somebody is asked", func() bool { return len(q.records.wakes()) > 0 })
 	if got := fmt.Sprint(q.records.wakes()); got != "[p/wake/true]" {
 		t.Errorf("did %s", got)
 	}

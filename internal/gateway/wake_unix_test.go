@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/headgate/headgate/inference"
 )
@@ -41,15 +40,7 @@ func TestAnEngineThatIsBeingStoppedGetsNothing(t *testing.T) {
 	if got := <-first; got.status != 200 {
 		t.Fatalf("%+v", got)
 	}
-	look, over := time.NewTicker(time.Millisecond), time.After(10*time.Second)
-	defer look.Stop()
-	for q.gateway.Status()[0].Endpoints[0].Health != inference.Gone {
-		select {
-		case <-look.C:
-		case <-over:
-			t.Fatal("not stopped within 10 s")
-		}
-	}
+	q.until("the engine is stopped", func() bool { return q.gateway.Status()[0].Endpoints[0].Health == inference.Gone })
 	if err := syscall.Kill(number, 0); err != nil {
 		t.Fatalf("the engine has ended before it could be tried: %v", err)
 	}

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait for an event. A test that needs it has failed.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // clock is the guard's, and stands still until a test moves it.
 type clock struct{ ns atomic.Int64 }

@@ -80,7 +80,7 @@ func await(t *testing.T, states <-chan inference.Health, want inference.Health) 
 			if s == want {
 				return
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("never %s", want)
 		}
 	}
@@ -142,7 +142,7 @@ func TestAnEngineThatStartsIsGoneUntilItServes(t *testing.T) {
 			if s != want {
 				t.Fatalf("got %s, want %s", s, want)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("never %s", want)
 		}
 	}

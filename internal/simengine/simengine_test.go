@@ -24,7 +24,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait of a test that would otherwise hang.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func start(t *testing.T, cfg Config) *Engine {
 	t.Helper()

@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds waits for things that happen; nothing waits it out.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // peer is one accepted connection of a scripted engine.
 type peer struct {

@@ -29,6 +29,9 @@ import (
 	"github.com/headgate/headgate/internal/waker"
 )
 
+// patience bounds every wait for an event. A test that needs it has failed.
+const patience = time.Minute
+
 // pool is a pool as a Waker sees it.
 type pool struct {
 	mu   sync.Mutex
@@ -94,8 +97,8 @@ func (d *deeds) await(t *testing.T) {
 	t.Helper()
 	select {
 	case <-d.more:
-	case <-time.After(10 * time.Second):
-		t.Fatal("nothing was done within 10 s")
+	case <-time.After(patience):
+		t.Fatal("nothing was done")
 	}
 }
 
@@ -157,7 +160,7 @@ func TestWebhook(t *testing.T) {
 		status <- s
 	}
 	w := newWaker(t, p, d, config.ScaleFromZero{
-		Webhook:      config.Webhook{URL: config.HookURL(server.URL + "/wake?x=1"), Timeout: config.Duration(5 * time.Second), BearerFile: config.File(bearer)},
+		Webhook:      config.Webhook{URL: config.HookURL(server.URL + "/wake?x=1"), Timeout: config.Duration(patience), BearerFile: config.File(bearer)},
 		ReleaseAfter: config.Duration(time.Second),
 	})
 	w.Waits("some\x00 model")
@@ -200,7 +203,7 @@ func TestAWebhookThatNeverAnswersHoldsNothingUp(t *testing.T) {
 	go func() { w.Close(); close(ended) }()
 	select {
 	case <-ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("Close waits for the webhook")
 	}
 }
@@ -272,7 +275,7 @@ func engine(t *testing.T) (start config.Start, says func(want string)) {
 	})
 	t.Cleanup(func() { _ = l.Close(); listening.Wait() })
 	start = config.Start{
-		Command: []string{os.Args[0]}, Idle: config.Duration(time.Second), StopTimeout: config.Duration(10 * time.Second),
+		Command: []string{os.Args[0]}, Idle: config.Duration(time.Second), StopTimeout: config.Duration(patience),
 	}
 	return start, func(want string) {
 		t.Helper()
@@ -281,7 +284,7 @@ func engine(t *testing.T) (start config.Start, says func(want string)) {
 			if got != want {
 				t.Errorf("the engine says %q, want %q", got, want)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("the engine does not say %q", want)
 		}
 	}

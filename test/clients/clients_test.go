@@ -279,7 +279,7 @@ func judge(t *testing.T, r *rig, c sdk, s scenario, got seen) {
 			t.Errorf("Headgate-Reason is %q on an engine's own answer", got.Requests[0].Reason)
 		}
 	case left:
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := last.awaitAborted(ctx); err != nil {
 			t.Errorf("the engine did not notice that its client left: %v", err)

@@ -34,7 +34,7 @@ import (
 
 // patience bounds every wait for something that must happen. It is no part of
 // any expectation.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

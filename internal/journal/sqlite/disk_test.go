@@ -144,7 +144,7 @@ func outage(t *testing.T, path string, fail, mend func()) {
 		t.Errorf("reading goes on: %v", err)
 	}
 	mend()
-	patience, cancel := context.WithTimeout(ctx, 20*time.Second)
+	patience, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
 		err := j.FirstDelta(patience, journal.Event{Request: id(0), Attempt: 1}, true)
