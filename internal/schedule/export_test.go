@@ -32,3 +32,6 @@ func (b *Book) Candidate(now time.Time, pool *fleet.Pool, ask *Ask) plugin.Candi
 	defer b.mu.Unlock()
 	return b.choose(now, pool, ask).candidate
 }
+
+// Fade is what is left of something seen, x typical answers later.
+func Fade(x float64) float64 { return fade(x) }

@@ -3,7 +3,6 @@
 package schedule
 
 import (
-	"math"
 	"time"
 
 	"github.com/headgate/headgate/inference"
@@ -92,7 +91,19 @@ func (f fading) expected(freshness float64) float64 { return f.usual + (f.last-f
 // are short would all shun the engine that was busy half a second ago, and all go to
 // the one that was idle.
 func (b *Book) freshness(now time.Time, r *scraped) float64 {
-	return math.Exp(-float64(max(now.Sub(r.At), 0)) / float64(b.typical))
+	return fade(float64(max(now.Sub(r.At), 0)) / float64(b.typical))
+}
+
+// fade is (1+x/32)^-32 for x from 0 up, which falls as exp(-x) does, by no more than
+// 0.009 above it. It is asked once per candidate, where math.Exp was a sixth of a
+// decision.
+func fade(x float64) float64 {
+	y := 1 + x/32
+	y *= y
+	y *= y
+	y *= y
+	y *= y
+	return 1 / (y * y)
 }
 
 // Asking tells that an endpoint's engine is being asked for its metrics, so that

@@ -18,6 +18,21 @@ import (
 
 func known(v float64) plugin.Value { return plugin.Value{V: v, Known: true} }
 
+func TestFadingIsNearlyExponential(t *testing.T) {
+	for last, x := 1.0, 0.0; x < 100; x += 0.01 {
+		got, want := schedule.Fade(x), math.Exp(-x)
+		if got < want || got > want+0.009 || got > last {
+			t.Fatalf("%g after %g, want about %g", got, x, want)
+		}
+		last = got
+	}
+	for _, x := range []float64{1e300, math.Inf(1)} {
+		if got := schedule.Fade(x); got != 0 {
+			t.Errorf("%g after %g", got, x)
+		}
+	}
+}
+
 // says has an endpoint's engine report that much.
 func says(b *schedule.Book, at time.Time, id inference.EndpointID, queued, running, done float64) {
 	b.Asking(id)
