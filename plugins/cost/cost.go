@@ -6,7 +6,6 @@
 package cost
 
 import (
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -21,19 +20,15 @@ type scorer struct {
 
 // New makes the plugin.
 func New(o plugin.Options) (any, error) {
-	// Raw, so that a bare number is told that it needs a unit and not that it is no
-	// text.
-	options := struct {
-		AdapterLoad json.RawMessage `json:"adapterLoad"`
-	}{json.RawMessage("null")}
+	var options struct {
+		AdapterLoad plugin.Duration `json:"adapterLoad"`
+	}
 	if err := o(&options); err != nil {
 		return nil, err
 	}
-	text := "1s"
-	wrong := json.Unmarshal(options.AdapterLoad, &text)
-	load, err := time.ParseDuration(text)
-	if wrong != nil || err != nil || load < 0 {
-		return nil, fmt.Errorf("adapterLoad %s: must be a duration such as 1s or 500ms", options.AdapterLoad)
+	load, err := options.AdapterLoad.Read("adapterLoad", time.Second)
+	if err != nil {
+		return nil, err
 	}
 	return &scorer{params: cost.Default, load: load.Seconds()}, nil
 }

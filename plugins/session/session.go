@@ -4,8 +4,7 @@
 package session
 
 import (
-	"encoding/json"
-	"fmt"
+	"errors"
 	"time"
 
 	"github.com/headgate/headgate/inference"
@@ -29,19 +28,20 @@ type place struct {
 func New(o plugin.Options) (any, error) {
 	options := struct {
 		SessionsMax int             `json:"sessionsMax"`
-		Stays       json.RawMessage `json:"stays"` // raw, to say of a bare number that it needs a unit
-	}{SessionsMax: 100_000, Stays: json.RawMessage("null")}
+		Stays       plugin.Duration `json:"stays"`
+	}{SessionsMax: 100_000}
 	if err := o(&options); err != nil {
 		return nil, err
 	}
-	text := "10m"
-	wrong := json.Unmarshal(options.Stays, &text)
-	stays, err := time.ParseDuration(text)
-	if wrong != nil || err != nil || stays <= 0 {
-		return nil, fmt.Errorf("stays %s: must be a duration such as 10m, above 0", options.Stays)
+	stays, err := options.Stays.Read("stays", 10*time.Minute)
+	if err != nil {
+		return nil, err
+	}
+	if stays == 0 {
+		return nil, errors.New("stays: must be above 0")
 	}
 	if options.SessionsMax < 1 {
-		return nil, fmt.Errorf("sessionsMax: must be at least 1")
+		return nil, errors.New("sessionsMax: must be at least 1")
 	}
 	return &affinity{max: options.SessionsMax, stays: stays, young: map[string]place{}}, nil
 }
