@@ -117,7 +117,6 @@ func (r *Round) survey() {
 	accounts := b.seats(r.pool).accounts
 	believe := b.believeProbes(accounts)
 	var ask Ask
-	standby := 0
 	r.opens = math.Inf(1)
 	for i, a := range accounts {
 		a.settle(at)
@@ -141,21 +140,13 @@ func (r *Round) survey() {
 		r.load.Endpoints++
 		r.load.Prefill += span(ahead)
 		r.load.Used += b.used(r.now, a)
-		switch {
-		case a.room != roomy:
-		case r.now.Before(a.ejectedUntil):
-			standby++
-		default:
+		if a.room == roomy {
 			r.rooms++
 		}
 		r.opens = min(r.opens, a.opens)
 	}
 	if r.load.Endpoints > 0 {
 		r.load.Used /= float64(r.load.Endpoints)
-	}
-	// An ejected endpoint has no room to speak of while others could be waited for.
-	if r.rooms == 0 && standby == r.load.Endpoints {
-		r.rooms = standby
 	}
 }
 
@@ -289,7 +280,8 @@ func (b *Book) used(now time.Time, a *account) float64 {
 	return min(used, 1)
 }
 
-// Room reports whether some endpoint has room.
+// Room reports whether some endpoint has room. If that is an ejected one, it is a bid's
+// to say whether a request may go there: that depends on who else could take it.
 func (r *Round) Room() bool { return r.rooms > 0 }
 
 // Opens is how long until some endpoint may have room, if nothing happens before.

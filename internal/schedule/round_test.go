@@ -241,7 +241,7 @@ func TestWhatHasRoom(t *testing.T) {
 			}
 		})
 	}
-	t.Run("an ejected one beside a busy one has none", func(t *testing.T) {
+	t.Run("an ejected one beside a busy one is not for those that can wait", func(t *testing.T) {
 		b, pool := limited(t, standard.Default, schedule.Limits{Concurrency: 1}), newPool(2)
 		b.Report(start, schedule.Outcome{Endpoint: pool.Endpoints[0].ID, Verdict: inference.Closed})
 		if n := len(take(b, start, pool, 100, 9)); n != 1 {
@@ -250,8 +250,8 @@ func TestWhatHasRoom(t *testing.T) {
 		round := b.Begin(start, pool)
 		defer round.End()
 		ask := prompt(0, 0, 100)
-		if bid := round.Bid(&ask); round.Room() || bid.Endpoint != "" || bid.None {
-			t.Errorf("room %v, bid %+v", round.Room(), bid)
+		if bid := round.Bid(&ask); bid.Endpoint != "" || bid.None {
+			t.Errorf("bid %+v", bid)
 		}
 	})
 }
@@ -563,5 +563,90 @@ func TestTargetGrowsWithThePrompt(t *testing.T) {
 		if diff := bid.Target - c.want; diff < -time.Millisecond || diff > time.Millisecond {
 			t.Errorf("%s: the target is %v, want %v", name, bid.Target, c.want)
 		}
+	}
+}
+
+// A request that only an ejected endpoint may take goes there, and takes no room from
+// others.
+func TestAnEjectedEndpointTakesNoRoomFromOthers(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{Concurrency: 1}), newPool(2)
+	first, second := pool.Endpoints[0].ID, pool.Endpoints[1].ID
+	b.SetModels(first, []string{"a"})
+	b.SetModels(second, []string{"b"})
+	b.Report(start, schedule.Outcome{Endpoint: first, Verdict: inference.Closed})
+	round := b.Begin(start, pool)
+	defer round.End()
+	ask := prompt(0, 0, 100)
+	ask.Model = "a"
+	if bid := round.Bid(&ask); bid.Endpoint != first || !bid.Open {
+		t.Fatalf("bid %+v", bid)
+	}
+	round.Take(&ask)
+	ask = prompt(1, 1, 100)
+	ask.Model = "b"
+	if bid := round.Bid(&ask); bid.Endpoint != second || !bid.Open {
+		t.Fatalf("bid %+v", bid)
+	}
+	if !round.Room() {
+		t.Error("the second endpoint is idle, and there is no room")
+	}
+}
+
+// Where nobody better can take a request, the queue lets it go to an ejected endpoint
+// as the choice does, whoever else is full.
+func TestAnEjectedEndpointIsUsedWhereNoBetterOneIs(t *testing.T) {
+	for name, alone := range map[string]func(b *schedule.Book, good, bad inference.EndpointID, ask *schedule.Ask){
+		"the better one does not list the model": func(b *schedule.Book, good, bad inference.EndpointID, ask *schedule.Ask) {
+			b.SetModels(good, []string{"other"})
+			b.SetModels(bad, []string{ask.Model})
+		},
+		"the better one failed for this request": func(_ *schedule.Book, good, _ inference.EndpointID, ask *schedule.Ask) {
+			ask.Exclude = []inference.EndpointID{good}
+		},
+		"the better one asked for a pause": func(b *schedule.Book, good, _ inference.EndpointID, _ *schedule.Ask) {
+			b.Report(start, schedule.Outcome{Endpoint: good, Verdict: inference.Overloaded, RetryAfter: 30 * time.Second})
+		},
+		"the other one is ejected too": func(b *schedule.Book, good, _ inference.EndpointID, _ *schedule.Ask) {
+			b.Report(start, schedule.Outcome{Endpoint: good, Verdict: inference.Closed})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, pool := limited(t, standard.Default, schedule.Limits{Concurrency: 1}), newPool(2)
+			good, bad := pool.Endpoints[0].ID, pool.Endpoints[1].ID
+			b.Report(start, schedule.Outcome{Endpoint: bad, Verdict: inference.Closed})
+			place(t, b, start, pool, prompt(1, 1, 100)) // the good one is full
+			ask := prompt(2, 2, 100)
+			alone(b, good, bad, &ask)
+			round := b.Begin(start, pool)
+			defer round.End()
+			if bid := round.Bid(&ask); bid.Endpoint != bad || !bid.Open {
+				t.Fatalf("bid %+v", bid)
+			}
+			if !round.Room() {
+				t.Error("a request would go, and the round has no room")
+			}
+		})
+	}
+}
+
+// One that has answered since it failed is as good as before, whenever its ejection
+// would have ended.
+func TestOneThatAnsweredSinceHasRoom(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{Concurrency: 1}), newPool(2)
+	first := pool.Endpoints[0].ID
+	for range 6 {
+		b.Report(start, schedule.Outcome{Endpoint: first, Verdict: inference.Closed}) // 30 s
+	}
+	b.Report(start, schedule.Outcome{Endpoint: first, Verdict: inference.Finished, Took: time.Second})
+	ask := prompt(9, 9, 100)
+	ask.Exclude = []inference.EndpointID{first}
+	place(t, b, start, pool, ask)
+	now := start.Add(29 * time.Second) // it ramps up; by now it has nearly its full share
+	round := b.Begin(now, pool)
+	defer round.End()
+	ask = prompt(0, 0, 100)
+	bid := round.Bid(&ask)
+	if !round.Room() {
+		t.Errorf("no room, and the bid is %+v", bid)
 	}
 }
