@@ -143,6 +143,9 @@ func (r *Round) survey() {
 		if a.room == roomy {
 			r.rooms++
 		}
+		if a.failures > 0 && r.now.Before(a.ejectedUntil) {
+			r.opens = min(r.opens, a.ejectedUntil.Sub(r.now).Seconds())
+		}
 		r.opens = min(r.opens, a.opens)
 	}
 	if r.load.Endpoints > 0 {

@@ -650,3 +650,23 @@ func TestOneThatAnsweredSinceHasRoom(t *testing.T) {
 		t.Errorf("no room, and the bid is %+v", bid)
 	}
 }
+
+// When an ejection is over somebody has to look: those who wait may go there.
+func TestRoundTellsWhenAnEjectionEnds(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{Concurrency: 1}), newPool(2)
+	b.Report(start, schedule.Outcome{Endpoint: pool.Endpoints[0].ID, Verdict: inference.Closed})
+	if n := len(take(b, start, pool, 100, 9)); n != 1 {
+		t.Fatalf("%d went, want 1", n)
+	}
+	round := b.Begin(start, pool)
+	if opens := round.Opens(); opens <= 0 || opens > time.Second {
+		t.Errorf("opens after %v, want 1s", opens)
+	}
+	round.End()
+	round = b.Begin(start.Add(time.Second), pool)
+	defer round.End()
+	ask := prompt(9, 9, 100)
+	if bid := round.Bid(&ask); !bid.Open || bid.Endpoint == "" {
+		t.Errorf("after the ejection %+v", bid)
+	}
+}
