@@ -332,12 +332,12 @@ func (r *Round) Bid(ask *Ask) Bid {
 }
 
 // idle reports whether one of those that the last choice was made from has nothing
-// to do. Nobody waits while that is so: not for the engine that suits it better, which
+// to do, for others neither. Nobody waits while that is so: not for the engine that suits it better, which
 // gets the request ahead of its turn then, and not to spare its streams.
 func (r *Round) idle() bool {
 	d := &r.book.decision
 	for _, i := range d.chosen[:r.choice.scored] {
-		if r.book.seated.accounts[d.seats[i]].inflight == 0 {
+		if a := r.book.seated.accounts[d.seats[i]]; a.inflight == 0 && r.book.elsewhereWhole(r.now, a) == 0 {
 			return true
 		}
 	}

@@ -670,3 +670,29 @@ func TestRoundTellsWhenAnEjectionEnds(t *testing.T) {
 		t.Errorf("after the ejection %+v", bid)
 	}
 }
+
+// One that is busy for others has something to do.
+func TestAnEngineThatIsBusyForOthersIsNotIdle(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{Prefill: 250 * time.Millisecond}), newPool(2)
+	r := place(t, b, start, pool, prompt(0, 0, 8000))
+	holder := r.Endpoint.ID
+	serve(r, start)
+	now := start.Add(time.Second)
+	busy := other(pool, holder)
+	for i := range 3 {
+		ask := prompt(100+i, 0, 8000)
+		ask.Exclude = []inference.EndpointID{busy}
+		place(t, b, now, pool, ask)
+	}
+	says(b, now, busy, 50, 50, 1)
+	ask := prompt(0, 1, 8000)
+	round := b.Begin(now, pool)
+	defer round.End()
+	bid := round.Bid(&ask)
+	if bid.Endpoint != holder {
+		t.Fatalf("bid %+v", bid)
+	}
+	if bid.Idle || bid.Open {
+		t.Errorf("100 requests of others are at %s, and it is idle: %+v", busy, bid)
+	}
+}
