@@ -1063,3 +1063,22 @@ func BenchmarkBody(b *testing.B) {
 	b.ReportMetric(float64(took)/float64(b.N), "cpu-ns/op")
 	b.ReportMetric(float64(b.N)/took.Seconds(), "requests/cpu-s")
 }
+
+// Of whole answers sent at once half must have been computed after half of the time.
+func TestWholeAnswersBehindEachOtherAreNotOverdue(t *testing.T) {
+	b, pool := newBook(t), newPool(1)
+	for i := range 10 {
+		ask := prompt(i, i, 10000)
+		ask.Stream = false
+		place(t, b, start, pool, ask)
+	}
+	ask := prompt(99, 99, 10000)
+	whole := b.Candidate(start, pool, &ask).Ahead
+	for part := range 10 {
+		now := start.Add(time.Duration(whole*float64(part)/10*1e9) + 10*time.Millisecond)
+		left, want := b.Candidate(now, pool, &ask).Ahead, whole*float64(10-part)/10
+		if left > want+0.2 {
+			t.Errorf("after %d parts of 10 of %.2f s there are %.2f s left, want about %.2f", part, whole, left, want)
+		}
+	}
+}

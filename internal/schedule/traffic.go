@@ -25,7 +25,7 @@ type traffic struct {
 	work        float64                      // sum of pending's
 	waiting     float64                      // sum of its prompts' fresh tokens
 	context     float64                      // sum of the prompts of running
-	head        struct{ work, sent float64 } // of the oldest of pending
+	head        struct{ work, sent float64 } // of the oldest of pending; sent, or when the one before it was done
 	wholeDue    float64                      // when that must be done, if its answer comes whole
 	lastFirst   float64                      // when the last first output came
 	stallsAt    float64                      // when the table was made
@@ -42,6 +42,7 @@ type traffic struct {
 	line      cost.Line
 	batchWork float64 // work of the first outputs that came at lastFirst
 	batchTook float64 // and how long they took; 0: nothing to observe
+	settled   float64 // when the last prompt was computed whose answer comes whole, as expected
 	gap       float64 // time per token while no prefill is pending
 	crowd     crowd
 	capacity  int // in blocks of the index
@@ -58,7 +59,7 @@ const (
 )
 
 func newTraffic() traffic {
-	return traffic{rate: cost.Prior, own: cost.Prior, lastFirst: -1, gap: gapAtStart, capacity: defaultBlocks, wholeDue: math.Inf(1)}
+	return traffic{rate: cost.Prior, own: cost.Prior, lastFirst: -1, settled: -1, gap: gapAtStart, capacity: defaultBlocks, wholeDue: math.Inf(1)}
 }
 
 // ahead is the prefill in seconds that the engine has yet to do. What the oldest
@@ -102,7 +103,8 @@ func (t *traffic) settleRate(pool cost.Rate) {
 // must have been computed: nobody will tell when they were.
 func (t *traffic) settle(now float64) {
 	for now >= t.wholeDue {
-		t.begin(t.pending[0], t.pending[0].due, nil)
+		t.settled = t.wholeDue // what comes next was not computed before
+		t.begin(t.pending[0], t.wholeDue, nil)
 	}
 }
 
@@ -115,7 +117,7 @@ func (t *traffic) renew() {
 	}
 	if len(t.pending) > 0 {
 		oldest := t.pending[0]
-		t.head.work, t.head.sent = oldest.work, oldest.sent
+		t.head.work, t.head.sent = oldest.work, max(oldest.sent, t.settled)
 		if !oldest.streams {
 			t.wholeDue = oldest.due
 		}
