@@ -1082,3 +1082,37 @@ func TestWholeAnswersBehindEachOtherAreNotOverdue(t *testing.T) {
 		}
 	}
 }
+
+// Streams behind whole answers do not make an engine look slower than it is.
+func TestWholeAnswersDoNotSlowWhatStreamsTeach(t *testing.T) {
+	for _, wholes := range []int{0, 3} {
+		b, pool := newBook(t), newPool(1)
+		now := start
+		id := 0
+		for range 40 {
+			var sent []*schedule.Reservation
+			for k := range wholes + 1 {
+				ask := prompt(id, id, 4000)
+				id++
+				ask.Stream = k == wholes
+				sent = append(sent, place(t, b, now, pool, ask))
+			}
+			// The engine computes one after the other, 10,000 tokens a second.
+			now = now.Add(time.Duration(wholes+1) * 440 * time.Millisecond)
+			ask := prompt(1<<20, 0, 100)
+			b.Candidate(now.Add(-time.Millisecond), pool, &ask) // somebody else comes
+			sent[wholes].Accepted()
+			sent[wholes].FirstOutput(now)
+			now = now.Add(time.Second)
+			for _, r := range sent {
+				r.Release()
+			}
+		}
+		ask := prompt(id, id, 4000)
+		c := b.Candidate(now, pool, &ask)
+		t.Logf("%d wholes before each stream: %.0f tokens/s, intercept %.3f", wholes, 1/c.PerToken, c.Intercept)
+		if 1/c.PerToken < 6000 {
+			t.Errorf("%d wholes before each stream: taken for %.0f tokens a second, and it does 10000", wholes, 1/c.PerToken)
+		}
+	}
+}

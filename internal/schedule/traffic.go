@@ -126,6 +126,7 @@ func (t *traffic) renew() {
 
 func (t *traffic) dispatch(r *Reservation) {
 	r.due = r.sent + t.ahead(r.sent) + t.rate.Seconds(r.work)
+	r.behindWhole = slices.ContainsFunc(t.pending, func(p *Reservation) bool { return !p.streams })
 	t.pending = append(t.pending, r)
 	t.renew()
 	t.work += r.work
@@ -153,6 +154,9 @@ func (t *traffic) begin(r *Reservation, now float64, pool *cost.Line) {
 				t.own = t.line.Rate(pool.Rate(cost.Prior))
 			}
 			t.batchWork, t.batchTook = 0, now-from
+		}
+		if r.behindWhole {
+			t.batchTook = 0 // nobody tells how much of that time was the other prompt's
 		}
 		t.batchWork += r.work
 		t.lastFirst = now
@@ -345,22 +349,23 @@ func (t *traffic) stale(now float64) bool {
 // progress is what a reservation's traffic is known by. The book's lock guards
 // all but tokens.
 type progress struct {
-	streams bool
-	tpot    float64 // target per token; 0: none
-	prompt  float64 // tokens
-	fresh   float64 // of them, not cached as far as was known
-	work    float64
-	sent    float64
-	due     float64
-	first   float64
-	begun   bool
-	taken   bool // accepted by the engine
-	hashed  bool // its cached part was predicted
-	keys    []uint64
-	tokens  atomic.Int64
-	seen    int
-	looked  bool
-	counted int // tokens, at the last look at the crowd
+	streams     bool
+	tpot        float64 // target per token; 0: none
+	prompt      float64 // tokens
+	fresh       float64 // of them, not cached as far as was known
+	work        float64
+	sent        float64
+	due         float64
+	first       float64
+	begun       bool
+	behindWhole bool // when it was sent, a prompt was pending whose answer comes whole
+	taken       bool // accepted by the engine
+	hashed      bool // its cached part was predicted
+	keys        []uint64
+	tokens      atomic.Int64
+	seen        int
+	looked      bool
+	counted     int // tokens, at the last look at the crowd
 
 	// Time that goes into writing to the client.
 	writingSince atomic.Int64 // in ns of the book's time and 1 more; 0: nothing is being written
