@@ -147,6 +147,8 @@ func printDecision(w io.Writer, e *gateway.Explained) {
 		fmt.Fprintf(w, "would wait\tfor %s, which has no room\nbecause\t%s\n", d.Endpoint, d.Reason)
 	case d.Waits && slices.ContainsFunc(d.Candidates, func(c gateway.CandidateFate) bool { return c.Out == "full" || c.Out == "busy" }):
 		fmt.Fprintln(w, "would wait\tfor room on any endpoint that could take it")
+	case d.Waits && slices.ContainsFunc(d.Candidates, func(c gateway.CandidateFate) bool { return c.Out == "paused" }):
+		fmt.Fprintln(w, "would wait\tfor the end of a pause that an engine asked for")
 	case d.Waits:
 		fmt.Fprintln(w, "would wait\tfor an engine to be started")
 	case d.Endpoint != "":

@@ -17,9 +17,9 @@ const outputWeight = 2
 // outputGuess is the length of an answer of which nothing is known yet.
 const outputGuess = 200
 
-// pauseMax is the longest pause of engines that a request which has just come
+// PauseMax is the longest pause of engines that a request which has just come
 // waits for. A client can do that as well.
-const pauseMax = time.Second
+const PauseMax = time.Second
 
 // waitShare is the share of its target that every request may wait, however
 // long its own prefill: else long prompts would be the only ones refused.
@@ -110,7 +110,7 @@ func (r *Request) guess(mean float64) float64 {
 // one.
 func (q *Queue) nowhere(bid schedule.Bid, load schedule.Load) *inference.Error {
 	switch {
-	case bid.Pause > pauseMax:
+	case bid.Pause > PauseMax:
 		return withWait(inference.Errorf(inference.Shed, "every engine of the pool asked for a pause"), bid.Pause)
 	case bid.Pause == 0 && q.config.EmptyTTL == 0:
 		return errNowhere()

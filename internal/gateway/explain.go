@@ -8,6 +8,7 @@ import (
 
 	"github.com/headgate/headgate/inference"
 	"github.com/headgate/headgate/internal/auth"
+	"github.com/headgate/headgate/internal/flow"
 	"github.com/headgate/headgate/internal/route"
 	"github.com/headgate/headgate/internal/schedule"
 )
@@ -127,6 +128,8 @@ func (g *Gateway) Explain(q Question) *Explained {
 	case d.Err == nil:
 	case d.Err.Code == inference.NoEndpoints && a.pool.health.Starts:
 		out.Decision.Waits = true // an engine is started for it
+	case d.Err.Code == inference.Shed && d.Err.RetryAfter <= flow.PauseMax:
+		out.Decision.Waits = true // for a pause that is nearly over
 	default:
 		out.Error = &Refusal{d.Err.Code, d.Err.Message}
 	}

@@ -129,3 +129,24 @@ pools: {p: {discovery: {static: [{url: %q}]}}}
 		}
 	}
 }
+
+// Where all engines asked for a short pause a request waits, and an explanation says so.
+func TestExplainOfAShortPause(t *testing.T) {
+	r := newRig(t, 1, "health: {interval: 0s}\nscrape: {interval: 0s}\nfailover: {before_first_delta: {max_attempts: 1}}")
+	_, end := r.open("status@head:503:json:1")
+	end()
+	<-r.records.ended
+	if e := r.explain(); e.Error != nil || e.Decision.Waits != (e.Decision.Candidates[0].Out == "paused") {
+		t.Errorf("%+v, error %v", e.Decision, e.Error)
+	}
+	if got := r.post(chatPath, wholeBody); got.status != 200 {
+		t.Errorf("status %d", got.status)
+	}
+	_, end = r.open("status@head:503:json:20")
+	end()
+	<-r.records.ended
+	<-r.records.ended
+	if e := r.explain(); e.Error == nil || e.Decision.Waits {
+		t.Errorf("after a long pause: %+v, error %v", e.Decision, e.Error)
+	}
+}
