@@ -434,3 +434,32 @@ func BenchmarkPage(b *testing.B) {
 		}
 	}
 }
+
+// A line that is too long is lost wherever the page is cut, and no other with it.
+func TestLongLineInTwoPieces(t *testing.T) {
+	before := vllmNew + "vllm:num_requests_waiting{engine=\"8\",x=\"" + strings.Repeat("x", 2*lineMax) + "\"} 7\n"
+	page := before + "vllm:num_requests_running{engine=\"9\"} 5\n"
+	want, err := read(t, VLLM, Names{}, page, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want.Waiting.Known || !want.Running.Known {
+		t.Fatalf("whole: %+v", want)
+	}
+	for cut := len(vllmNew); cut <= len(vllmNew)+60; cut += 5 {
+		r, err := NewReader(VLLM, Names{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Begin(Head{})
+		for _, piece := range []string{page[:cut], page[cut:]} {
+			if _, err := r.Write([]byte(piece)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := r.End()
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("cut %d bytes into the line: %v %s", cut-len(vllmNew), err, diff)
+		}
+	}
+}

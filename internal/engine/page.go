@@ -53,13 +53,13 @@ func (r *Reader) Write(p []byte) (int, error) {
 		switch {
 		case r.skipping:
 			r.skipping = false
-		case len(line) > lineMax:
-			r.lost(line)
-		case len(r.tail) > 0:
+		case len(r.tail) > 0: // first, so that it is not left to the next line
 			if r.keep(line); !r.skipping {
 				r.line(r.tail)
 			}
 			r.tail, r.skipping = r.tail[:0], false
+		case len(line) > lineMax:
+			r.lost(line)
 		default:
 			r.line(line)
 		}
