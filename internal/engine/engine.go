@@ -137,7 +137,7 @@ func NewReader(kind Kind, names Names) (*Reader, error) {
 	r.ladders[Custom] = own
 	for _, l := range r.ladders {
 		for _, name := range l.families() {
-			r.families[name] = &family{}
+			r.families[name] = &family{newest: name == l.lora}
 		}
 	}
 	return r, nil
@@ -299,21 +299,17 @@ func (r *Reader) cache(l *ladder) plugin.Value {
 }
 
 // adapters reads the series that was written last. Each change of the running
-// or waiting adapters makes a new series, whose value is the time; old ones stay.
+// or waiting adapters makes a new series, whose value is the time; old ones stay, and
+// may become more than are kept of other families.
 func (r *Reader) adapters(l *ladder) (running []string, slots int) {
 	if l.lora == "" {
 		return nil, 0
 	}
-	var newest *series
-	for i := range r.families[l.lora].series {
-		s := &r.families[l.lora].series[i]
-		if !math.IsNaN(s.value) && (newest == nil || s.value >= newest.value) {
-			newest = s
-		}
-	}
-	if newest == nil {
+	f := r.families[l.lora]
+	if len(f.series) == 0 {
 		return nil, 0
 	}
+	newest := &f.series[0]
 	for name := range strings.SplitSeq(newest.label("running_lora_adapters"), ",") {
 		if name = strings.TrimSpace(name); name != "" && len(running) < adaptersMax {
 			running = append(running, name)

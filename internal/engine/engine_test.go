@@ -463,3 +463,17 @@ func TestLongLineInTwoPieces(t *testing.T) {
 		}
 	}
 }
+
+// vLLM keeps a series for each set of adapters that there ever was. The newest counts,
+// however many there are.
+func TestNewestOfVeryManySetsOfAdaptersCounts(t *testing.T) {
+	var page strings.Builder
+	page.WriteString(vllmNew)
+	for i := range 2 * seriesMax {
+		fmt.Fprintf(&page, "vllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"a%d\",waiting_lora_adapters=\"\"} %d\n", i, 1000+i)
+	}
+	got, err := read(t, VLLM, Names{}, page.String(), 4096)
+	if want := []string{fmt.Sprintf("a%d", 2*seriesMax-1)}; err != nil || !slices.Equal(got.Adapters, want) || got.AdapterSlots != 4 {
+		t.Errorf("adapters %v of %d, want %v, error %v", got.Adapters, got.AdapterSlots, want, err)
+	}
+}

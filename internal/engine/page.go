@@ -137,6 +137,7 @@ func nameLength(b []byte) int {
 type family struct {
 	series []series
 	broken bool // one of its lines makes no sense, or is there twice
+	newest bool // values are times, and only the series with the latest is kept
 }
 
 func (f *family) reset() { f.series, f.broken = f.series[:0], false }
@@ -175,6 +176,12 @@ func (f *family) add(rest []byte) bool {
 	var err error
 	if s.value, err = strconv.ParseFloat(string(rest), 64); err != nil {
 		return false
+	}
+	if f.newest {
+		if !math.IsNaN(s.value) && (len(f.series) == 0 || s.value >= f.series[0].value) {
+			f.series = append(f.series[:0], s)
+		}
+		return true
 	}
 	for i := range f.series {
 		if slices.Equal(f.series[i].labels, s.labels) {
