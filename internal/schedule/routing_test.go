@@ -1116,3 +1116,27 @@ func TestWholeAnswersDoNotSlowWhatStreamsTeach(t *testing.T) {
 		}
 	}
 }
+
+// An engine whose whole answers come sooner than expected is not overdue with the next.
+func TestWholeAnswersThatComeSoonerAreNotOverdue(t *testing.T) {
+	b, pool := newBook(t), newPool(1)
+	var sent []*schedule.Reservation
+	for i := range 20 {
+		ask := prompt(i, i, 10000)
+		ask.Stream = false
+		sent = append(sent, place(t, b, start, pool, ask))
+	}
+	ask := prompt(99, 99, 10000)
+	each := b.Candidate(start, pool, &ask).Ahead / 20
+	now := start
+	for i, r := range sent[:15] {
+		now = now.Add(time.Duration(each / 3 * 1e9))
+		r.Accepted()
+		r.Finished(now, inference.Usage{Prompt: 10000, Completion: 1, Cached: -1})
+		b.Report(now, schedule.Outcome{Endpoint: r.Endpoint.ID, Verdict: inference.Finished, Took: now.Sub(start)})
+		r.Release()
+		if left, most := b.Candidate(now, pool, &ask).Ahead, each*float64(19-i)+0.2; left > most {
+			t.Errorf("after %d of 20 answers %.2f s are left, want at most %.2f", i+1, left, most)
+		}
+	}
+}

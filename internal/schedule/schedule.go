@@ -218,6 +218,7 @@ func (r *Reservation) Wrote(now time.Time) {
 func (r *Reservation) Finished(now time.Time, u inference.Usage) {
 	r.book.mu.Lock()
 	defer r.book.mu.Unlock()
+	r.ended = r.book.seconds(now)
 	if u.Completion > 0 {
 		r.book.lengths.Observe(u.Completion)
 		if a := r.book.accounts[r.Endpoint.ID]; a != nil {

@@ -184,6 +184,9 @@ func (t *traffic) unqueue(r *Reservation) bool {
 
 // end forgets a reservation, wherever it is.
 func (t *traffic) end(r *Reservation) {
+	if !r.streams {
+		t.settled = max(t.settled, r.ended) // its prompt was computed by then
+	}
 	if !t.unqueue(r) && !t.retire(r) {
 		return
 	}
@@ -357,6 +360,7 @@ type progress struct {
 	sent        float64
 	due         float64
 	first       float64
+	ended       float64 // when all of the answer was there; 0: it is not
 	begun       bool
 	behindWhole bool // when it was sent, a prompt was pending whose answer comes whole
 	taken       bool // accepted by the engine
