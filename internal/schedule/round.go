@@ -332,8 +332,9 @@ func (r *Round) Bid(ask *Ask) Bid {
 }
 
 // idle reports whether one of those that the last choice was made from has nothing
-// to do, for others neither. Nobody waits while that is so: not for the engine that suits it better, which
-// gets the request ahead of its turn then, and not to spare its streams.
+// to do, for other gateways neither. Nobody waits while that is so: not for the engine
+// that suits it better, which gets the request ahead of its turn then, and not to spare
+// its streams.
 func (r *Round) idle() bool {
 	d := &r.book.decision
 	for _, i := range d.chosen[:r.choice.scored] {
