@@ -209,6 +209,9 @@ func printExplained(out io.Writer, e *gateway.Explained) error {
 		if c.Chosen {
 			mark = ">"
 		}
+		if c.Out == "standing" {
+			c.Out += " (" + c.Standing + ")"
+		}
 		if c.Out != "" {
 			fmt.Fprintf(w, "%s\t%s\t%d\t\t\tout: %s\n", mark, c.Endpoint, c.Load, c.Out)
 			continue

@@ -28,7 +28,7 @@ type Decision struct {
 type Explanation struct {
 	Endpoint inference.EndpointID
 	Out      string  // why it could not take the request; "" if it was scored
-	Standing string  // by its recent past, where that was asked: on_trial, good, ramping, ejected
+	Standing string  // by its recent past, of one that can take the request: on_trial, good, ramping, ejected
 	Load     int     // requests in flight, ghosts, and what others have there
 	Cached   int     // prompt tokens that its cache probably holds
 	Total    float64 // score; more is better
@@ -97,7 +97,6 @@ func (b *Book) fates(now time.Time, pool *fleet.Pool, ask *Ask, c *choice) []Exp
 	fates, seated := make([]Explanation, len(accounts)), make([]bool, len(accounts))
 	for _, at := range d.seats {
 		seated[at] = true
-		fates[at].Standing = d.class.standing.String()
 	}
 	for i := range d.candidates[:c.scored] {
 		b.explain(c, i, &fates[d.seats[d.chosen[i]]])
@@ -105,8 +104,12 @@ func (b *Book) fates(now time.Time, pool *fleet.Pool, ask *Ask, c *choice) []Exp
 	for i, a := range accounts {
 		e, x := &pool.Endpoints[i], &fates[i]
 		x.Endpoint, x.Load = e.ID, a.load(now)+b.elsewhereWhole(now, a)
-		switch x.Out = a.why(now, ask, e, believe, may == nil || may[i]); {
-		case x.Out != "" || len(x.Scores) > 0 || seated[i] && c.scored == 0:
+		if x.Out = a.why(now, ask, e, believe, may == nil || may[i]); x.Out != "" {
+			continue
+		}
+		x.Standing = a.rank(now, ask, e, a.turn).standing.String()
+		switch {
+		case len(x.Scores) > 0 || seated[i] && c.scored == 0:
 		case seated[i]:
 			x.Out = "neither idle nor a holder"
 		default:
@@ -174,6 +177,8 @@ func (b *Book) reason(c *choice) string {
 func (b *Book) won(c *choice) string {
 	d := &b.decision
 	switch {
+	case len(d.seats) == 1 && d.class.standing == onTrial:
+		return "its ejection is over, and one request is its trial"
 	case len(d.seats) == 1 && d.full:
 		return "the only one that has room"
 	case c.passed == 1 && c.able > 1:

@@ -696,3 +696,28 @@ func TestAnEngineThatIsBusyForOthersIsNotIdle(t *testing.T) {
 		t.Errorf("100 requests of others are at %s, and it is idle: %+v", busy, bid)
 	}
 }
+
+// Who stands behind whom, and why, is told of all that could take the request.
+func TestExplainTellsStandings(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{}), newPool(2)
+	failed := pool.Endpoints[0].ID
+	b.Report(start, schedule.Outcome{Endpoint: failed, Verdict: inference.Closed})
+	for _, c := range []struct {
+		at                  time.Duration
+		chosen, reason      string
+		out, standing, next string
+	}{
+		{0, string(other(pool, failed)), "the only one that can take it", "standing", "ejected", "good"},
+		{2 * time.Second, string(failed), "its ejection is over, and one request is its trial", "standing", "good", "on_trial"},
+	} {
+		d := b.Explain(start.Add(c.at), pool, prompt(0, 0, 100))
+		if string(d.Endpoint) != c.chosen || d.Reason != c.reason {
+			t.Errorf("after %v %s: %s", c.at, d.Endpoint, d.Reason)
+		}
+		for _, x := range d.Candidates {
+			if x.Chosen && (x.Out != "" || x.Standing != c.next) || !x.Chosen && (x.Out != c.out || x.Standing != c.standing) {
+				t.Errorf("after %v %+v", c.at, x)
+			}
+		}
+	}
+}
