@@ -521,7 +521,8 @@ const EngineAuto = "auto"
 type Routing struct {
 	// cost takes the engine where the request costs the pool least time; it goes
 	// by what is cached where, by engines' speeds and by the streams that run.
-	// weighted adds up scores of load, cached prefixes, adapters and sessions.
+	// weighted adds up scores of load, of the engine's queue and KV memory, of
+	// cached prefixes, adapters and sessions.
 	// least_load takes the engine with the fewest requests. cost, weighted or
 	// least_load.
 	Profile string `yaml:"profile"`
@@ -605,7 +606,7 @@ type Flow struct {
 
 	// The share of its target for the first output past which a request is
 	// refused: at once when it comes, if it is clear by then, and never after an
-	// engine has worked for it. Without a target nothing is refused for that. A
+	// engine has worked for it, nor for its own length alone. Without a target nothing is refused for that. A
 	// number from 0 to 1; 0 refuses nobody.
 	RefuseAt Ratio `yaml:"refuse_at"`
 

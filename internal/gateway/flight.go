@@ -411,7 +411,11 @@ func (f *flight) clientHeader(engine http.Header) http.Header {
 	if f.ex.Head().Debug && f.place != nil {
 		h["Headgate-Endpoint"] = []string{string(f.place.Endpoint.ID)}
 		h["Headgate-Attempts"] = []string{strconv.Itoa(f.try.n)}
-		h["Headgate-Route"] = []string{"pool=" + f.pool.name + " " + f.place.Why()}
+		to := "pool=" + f.pool.name
+		if f.served != f.model {
+			to += " model=" + f.served
+		}
+		h["Headgate-Route"] = []string{to + " " + f.place.Why()}
 		h["Headgate-Queue-Ms"] = []string{strconv.FormatInt(f.waited.Milliseconds(), 10)}
 	}
 	return h

@@ -299,7 +299,7 @@ func TestModelIsRewrittenOnEverySurface(t *testing.T) {
 func newAliased(t *testing.T) *rig {
 	t.Helper()
 	r, urls := newEngines(t, 1, func(_ int, c *simengine.Config) { c.Models = []string{"org/base:7b"} })
-	r.startYAML("routes:\n  - match: {model: public}\n    backends: [{pool: p}]\n    rewrite: {model: \"org/base:7b\"}\n" +
+	r.startYAML("listeners: [{name: main, debug_headers: true}]\nroutes:\n  - match: {model: public}\n    backends: [{pool: p}]\n    rewrite: {model: \"org/base:7b\"}\n" +
 		"pools:\n  p:\n    discovery: {static: [{url: \"" + urls[0] + "\"}]}\n")
 	return r
 }
@@ -321,6 +321,9 @@ func TestModelIsRewrittenInForms(t *testing.T) {
 	for _, path := range []string{"/v1/audio/transcriptions", "/v1/audio/translations"} {
 		r := newAliased(t)
 		got := r.post(path, form, "Content-Type", "multipart/form-data; boundary=b")
+		if route := got.header.Get("Headgate-Route"); !strings.HasPrefix(route, "pool=p model=org/base:7b ") {
+			t.Errorf("%s: route %q", path, route)
+		}
 		at := strings.LastIndex(form, "public")
 		want := sha256.Sum256([]byte(form[:at] + "org/base:7b" + form[at+len("public"):]))
 		if got.status != 200 || got.body != `{"text":"A1"}` || r.bodySum() != hex.EncodeToString(want[:]) {

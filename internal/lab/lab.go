@@ -16,7 +16,10 @@ package lab
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/headgate/headgate/internal/lab/alternate"
@@ -124,6 +127,11 @@ type fleet struct {
 	engines []Machine
 }
 
+// keysOf lists the keys of a table for a message.
+func keysOf[V any](table map[string]V) string {
+	return strings.Join(slices.Sorted(maps.Keys(table)), ", ")
+}
+
 func newFleet(c Cell, w *Workload, infinite bool) (*fleet, error) {
 	name := w.engine
 	if c.Engine != "" {
@@ -131,11 +139,11 @@ func newFleet(c Cell, w *Workload, infinite bool) (*fleet, error) {
 	}
 	spec, ok := Engines[name]
 	if !ok {
-		return nil, fmt.Errorf("engine %q is not known", name)
+		return nil, fmt.Errorf("engine %q is not one of %s", name, keysOf(Engines))
 	}
 	build, ok := Models[cmp.Or(c.Model, "mixed")]
 	if !ok {
-		return nil, fmt.Errorf("model %q is not known", c.Model)
+		return nil, fmt.Errorf("model %q is not one of %s", c.Model, keysOf(Models))
 	}
 	for i := range w.requests {
 		q := &w.requests[i]
