@@ -3,12 +3,15 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -94,7 +97,15 @@ func (f *labFlags) check() error {
 	if len(f.seeds) == 0 {
 		return fmt.Errorf("--seed: want one at least")
 	}
-	return nil
+	return cmp.Or(oneOf("--engine", f.engine, lab.Engines), oneOf("--model", f.model, lab.Models))
+}
+
+// oneOf is an error unless name is "" or a key of the table.
+func oneOf[V any](flag, name string, table map[string]V) error {
+	if _, ok := table[name]; ok || name == "" {
+		return nil
+	}
+	return fmt.Errorf("%s %q: want one of %s", flag, name, strings.Join(slices.Sorted(maps.Keys(table)), ", "))
 }
 
 func (f *labFlags) sweep(progress io.Writer) (*lab.Sweep, error) {

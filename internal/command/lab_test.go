@@ -28,7 +28,8 @@ func TestLabRefusesWhatItCannotPlay(t *testing.T) {
 		{t.Context(), []string{"--overload", "1.5,Inf"}, "headgate: --overload +Inf: want a multiple above 0\n"},
 		{t.Context(), []string{"--overload", "NaN"}, "headgate: --overload NaN: want a multiple above 0\n"},
 		{t.Context(), []string{"--stale", "-1"}, "headgate: --stale -1: want seconds, 0 or more\n"},
-		{t.Context(), []string{"--workload", "b2b", "--engines", "4", "--engine", "a"}, "headgate: b2b/4/one-speed/a: engine \"a\" is not one of 32b, 32b-tier, 8b-a100, 8b-h100\n"},
+		{t.Context(), []string{"--engine", "a"}, "headgate: --engine \"a\": want one of 32b, 32b-tier, 8b-a100, 8b-h100\n"},
+		{t.Context(), []string{"--model", "b"}, "headgate: --model \"b\": want one of alternating, mixed\n"},
 		{done, []string{"--engines", "64"}, "headgate: context canceled\n"},
 	} {
 		var stderr bytes.Buffer

@@ -16,10 +16,7 @@ package lab
 import (
 	"cmp"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/headgate/headgate/internal/lab/alternate"
@@ -127,11 +124,6 @@ type fleet struct {
 	engines []Machine
 }
 
-// keysOf lists the keys of a table for a message.
-func keysOf[V any](table map[string]V) string {
-	return strings.Join(slices.Sorted(maps.Keys(table)), ", ")
-}
-
 func newFleet(c Cell, w *Workload, infinite bool) (*fleet, error) {
 	name := w.engine
 	if c.Engine != "" {
@@ -139,11 +131,11 @@ func newFleet(c Cell, w *Workload, infinite bool) (*fleet, error) {
 	}
 	spec, ok := Engines[name]
 	if !ok {
-		return nil, fmt.Errorf("engine %q is not one of %s", name, keysOf(Engines))
+		return nil, fmt.Errorf("engine %q is not known", name)
 	}
 	build, ok := Models[cmp.Or(c.Model, "mixed")]
 	if !ok {
-		return nil, fmt.Errorf("model %q is not one of %s", c.Model, keysOf(Models))
+		return nil, fmt.Errorf("model %q is not known", c.Model)
 	}
 	for i := range w.requests {
 		q := &w.requests[i]
