@@ -120,6 +120,7 @@ func (r *Round) survey() {
 	r.opens = math.Inf(1)
 	for i, a := range accounts {
 		a.settle(at)
+		b.learnComputed(a)
 		a.settleRate(rate)
 		a.passed = 0
 		// For the whole round: drawn anew for each, a request could go where one

@@ -1140,3 +1140,26 @@ func TestWholeAnswersThatComeSoonerAreNotOverdue(t *testing.T) {
 		}
 	}
 }
+
+// The prompt of an answer that comes whole is cached as soon as it must have been
+// computed, and not only when all of the answer is there.
+func TestPromptOfAWholeAnswerIsCachedWhileItIsGenerated(t *testing.T) {
+	b, pool := limited(t, standard.Default, schedule.Limits{}), newPool(3)
+	for _, e := range pool.Endpoints {
+		b.Admit(e.ID)
+	}
+	place := func(now time.Time, ask schedule.Ask) *schedule.Reservation {
+		round := b.Begin(now, pool)
+		defer round.End()
+		ask.Stream = false
+		round.Bid(&ask)
+		return round.Take(&ask)
+	}
+	first := place(start, prompt(1, 1, 4000))
+	for i := range 3 {
+		now := start.Add(time.Duration(2+i) * time.Second)
+		if r := place(now, prompt(1, 2+i, 4000)); r.Endpoint.ID != first.Endpoint.ID {
+			t.Errorf("%v after the first another of the same beginning went to %s, not to %s: %s", now.Sub(start), r.Endpoint.ID, first.Endpoint.ID, r.Why())
+		}
+	}
+}

@@ -275,6 +275,18 @@ func (b *Book) learn(a *account, keys []uint64) {
 	b.index.Learn(a.slot, keys)
 }
 
+// learnComputed learns prompts of answers that come whole, once they must have been
+// computed. Their engine tells that it took them when the answers are done, and that
+// may be long after.
+func (b *Book) learnComputed(a *account) {
+	for i, r := range a.computed {
+		if a.computed[i] = nil; !r.taken && len(r.keys) > 0 {
+			b.learn(a, r.keys)
+		}
+	}
+	a.computed = a.computed[:0]
+}
+
 // unlearn forgets what the endpoint's engine has cached and loaded.
 func (b *Book) unlearn(a *account) {
 	a.adapters = adapters{slots: a.adapters.slots}
@@ -284,6 +296,9 @@ func (b *Book) unlearn(a *account) {
 		a.cached = false
 	}
 	for _, r := range a.pending {
+		r.keys = nil
+	}
+	for _, r := range a.computed {
 		r.keys = nil
 	}
 	a.renew()
@@ -353,6 +368,7 @@ func (b *Book) Reserve(now time.Time, pool *fleet.Pool, ask Ask) (*Reservation, 
 // reserve counts the request at the chosen endpoint.
 func (b *Book) reserve(now time.Time, ask *Ask, c *choice) *Reservation {
 	a, at := c.account, b.seconds(now)
+	b.learnComputed(a)
 	r := &Reservation{Endpoint: *c.endpoint, book: b}
 	if ask.Explain {
 		r.why = b.told(c)

@@ -40,10 +40,11 @@ type traffic struct {
 	stalls      cost.Table
 
 	line      cost.Line
-	batchWork float64 // work of the first outputs that came at lastFirst
-	batchTook float64 // and how long they took; 0: nothing to observe
-	settled   float64 // when the last prompt was computed whose answer comes whole, as expected
-	gap       float64 // time per token while no prefill is pending
+	batchWork float64        // work of the first outputs that came at lastFirst
+	batchTook float64        // and how long they took; 0: nothing to observe
+	settled   float64        // when the last prompt was computed whose answer comes whole, as expected
+	computed  []*Reservation // such prompts, until they are learned
+	gap       float64        // time per token while no prefill is pending
 	crowd     crowd
 	capacity  int // in blocks of the index
 
@@ -104,6 +105,7 @@ func (t *traffic) settleRate(pool cost.Rate) {
 func (t *traffic) settle(now float64) {
 	for now >= t.wholeDue {
 		t.settled = t.wholeDue // what comes next was not computed before
+		t.computed = append(t.computed, t.pending[0])
 		t.begin(t.pending[0], t.wholeDue, nil)
 	}
 }
@@ -189,6 +191,9 @@ func (t *traffic) end(r *Reservation) {
 	}
 	if !t.unqueue(r) && !t.retire(r) {
 		return
+	}
+	if at := slices.Index(t.computed, r); at >= 0 {
+		t.computed = slices.Delete(t.computed, at, at+1)
 	}
 	if r.targeted() {
 		t.targets--
