@@ -606,8 +606,8 @@ type Flow struct {
 
 	// The share of its target for the first output past which a request is
 	// refused: at once when it comes, if it is clear by then, and never after an
-	// engine has worked for it, nor for its own length alone. Without a target nothing is refused for that. A
-	// number from 0 to 1; 0 refuses nobody.
+	// engine has worked for it, nor for its own length alone. Without a target
+	// nothing is refused for that. A number from 0 to 1; 0 refuses nobody.
 	RefuseAt Ratio `yaml:"refuse_at"`
 
 	// Who goes first among requests of one priority and fairness id: arrival, the

@@ -159,10 +159,10 @@ func (r *Reader) End() (Reading, error) {
 	switch {
 	case r.size > PageMax:
 		return out, ErrTooLarge
-	case len(r.tail) > 0 || r.skipping:
-		return out, ErrCut
 	case r.lines == 0 || r.bad > r.lines/2:
 		return out, ErrNoText
+	case len(r.tail) > 0 || r.skipping:
+		return out, ErrCut
 	}
 	l := r.ladders[r.ladderOf(out.Kind)]
 	if l == nil {

@@ -212,6 +212,8 @@ func TestPagesThatAreNone(t *testing.T) {
 		{"only comments", "# HELP a b\n# TYPE a gauge\n", ErrNoText},
 		{"HTML", "<!DOCTYPE html>\n<html>\n<body>Welcome</body>\n</html>\n", ErrNoText},
 		{"JSON of trtllm-serve", "[{\"gpuMemUsage\":1,\n\"iter\":2}]\n", ErrNoText},
+		{"JSON without an end of line", "[]", ErrNoText},
+		{"HTML without an end of line", "<html>\n<body>Welcome</body>\n</html>", ErrNoText},
 		{"cut in a line", vllmNew[:len(vllmNew)-3], ErrCut},
 		{"of something else", "go_goroutines 12\nprocess_start_time_seconds 1\n", ErrNoKind},
 		{"vLLM without statistics", "vllm:something_new 1\n", ErrNothing},

@@ -210,8 +210,12 @@ func (w *watch) askProps(ctx context.Context, r *Report) {
 	r.Reading.CacheTokens = w.props.CacheTokens
 }
 
-// tell logs what is new, and not more than a line in logEvery.
+// tell logs what is new, and not more than a line in logEvery. Of a failure it says
+// nothing while there is another path to try.
 func (w *watch) tell(r Report) {
+	if r.Err != nil && w.failures < len(w.paths) {
+		return
+	}
 	now := said{kind: r.Reading.Kind, failed: r.Err != nil, missing: strings.Join(r.Reading.Missing, ", ")}
 	if now == w.told || !w.toldAt.IsZero() && r.At.Sub(w.toldAt) < logEvery {
 		return

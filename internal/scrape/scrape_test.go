@@ -224,7 +224,10 @@ func TestTheOtherPathIsFound(t *testing.T) {
 			}
 			return page("trtllm_num_requests_running 3\ntrtllm_num_requests_waiting 0\n")
 		}}
-		reports, _, _ := f.run(everyHalfSecond, 10*time.Second)
+		reports, _, log := f.run(everyHalfSecond, 10*time.Second)
+		if strings.Contains(log, "cannot be read") || !strings.Contains(log, "kind=trtllm") {
+			t.Errorf("log:\n%s", log)
+		}
 		if f.asked[usualPath] != 1 || f.asked[trtllmPath] < 15 {
 			t.Errorf("asked %v", f.asked)
 		}
