@@ -142,12 +142,15 @@ func printDecision(w io.Writer, e *gateway.Explained) {
 	if q := e.Queued; q != nil && q.Requests > 0 {
 		fmt.Fprintf(w, "queue\t%d wait, %d of them with this priority or a higher one; what follows is as if nobody did\n", q.Requests, q.Before)
 	}
+	out := func(reasons ...string) bool {
+		return slices.ContainsFunc(d.Candidates, func(c gateway.CandidateFate) bool { return slices.Contains(reasons, c.Out) })
+	}
 	switch {
 	case d.Waits && d.Endpoint != "":
 		fmt.Fprintf(w, "would wait\tfor %s, which has no room\nbecause\t%s\n", d.Endpoint, d.Reason)
-	case d.Waits && slices.ContainsFunc(d.Candidates, func(c gateway.CandidateFate) bool { return c.Out == "full" || c.Out == "busy" }):
+	case d.Waits && out("full", "busy"):
 		fmt.Fprintln(w, "would wait\tfor room on any endpoint that could take it")
-	case d.Waits && slices.ContainsFunc(d.Candidates, func(c gateway.CandidateFate) bool { return c.Out == "paused" }):
+	case d.Waits && out("paused"):
 		fmt.Fprintln(w, "would wait\tfor the end of a pause that an engine asked for")
 	case d.Waits:
 		fmt.Fprintln(w, "would wait\tfor an engine to be started")

@@ -95,7 +95,7 @@ func (b *Book) freshness(now time.Time, r *scraped) float64 {
 }
 
 // fade is (1+x/32)^-32 for x from 0 up, which falls as exp(-x) does, by no more than
-// 0.009 above it. It is asked once per candidate, where math.Exp was a sixth of a
+// 0.009 above it. It is asked once per candidate, where math.Exp was a fifth of a
 // decision.
 func fade(x float64) float64 {
 	y := 1 + x/32
